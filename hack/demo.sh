@@ -321,7 +321,7 @@ start_pod() {
 		    kernel:
 		      source: /vmlinuz
 		      initrd: /initrd
-		      cmdline: console=ttyS0 quiet panic=-1 agent=honest
+		      cmdline: console=ttyS0 quiet panic=-1 no_timer_check agent=honest
 	EOF
 	start_cluster
 }

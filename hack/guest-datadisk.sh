@@ -25,8 +25,8 @@ trap 'rm -rf "${work}"' EXIT
 # within the blocks that are reserved for that (resize=, in blocks), and further by another way of
 # the kernel's. The journal cannot grow, so it is as large as the template allows.
 truncate --size 64M "${work}/template.ext4"
-readonly fixed=00000000-0000-4000-8000-000000000000 # no machine has two data disks
-E2FSPROGS_FAKE_TIME=1700000000 mke2fs -q -F -t ext4 -T default -b 4096 -i 8192 -I 256 -m 0 -J size=16 -O 64bit,metadata_csum \
+readonly fixed=00000000-0000-4000-8000-000000000000 # the guest gives a volume its own, by which it knows that the volume is ready
+E2FSPROGS_FAKE_TIME=1700000000 mke2fs -q -F -t ext4 -T default -b 4096 -i 8192 -I 256 -m 0 -J size=16 -O 64bit,metadata_csum,metadata_csum_seed \
 	-E "lazy_itable_init=1,lazy_journal_init=1,nodiscard,resize=536870912,root_owner=0:0,hash_seed=${fixed}" \
 	-U "${fixed}" -L drover-data "${work}/template.ext4"
 zstd -q -19 --no-check -f "${work}/template.ext4" -o "${out}"

@@ -7,21 +7,24 @@
 #     hack/guest-kernel.sh
 #
 # The folder has vmlinux, Debian's kernel for clouds as an ELF file, which QEMU starts by its PVH
-# entry; modules/, those that the program in the initramfs loads, with modules.order; and kernel.json,
-# which names the versions, the files' SHA-256 and the source package that the kernel was built from.
+# entry; modules/, those that the program in the initramfs loads, with modules.order; modules-DIGEST.erofs,
+# a file system with all modules, whose name has the digest of vmlinux; depmod/, the files of depmod in it;
+# and kernel.json, which names the versions, the files' SHA-256 and the source package that the kernel was built from.
 # The kernel is under the GPL, version 2, and stays a file of its own.
 #
 # It comes by apt-get download, as the version that apt offers, and is not installed. The cache
-# (hack/cache.sh) keeps it until its folder or this script changes. All its other modules, for
-# programs such as dockerd that want them, are not packed yet.
+# (hack/cache.sh) has a folder for each version of this script and of the program that it runs, and keeps
+# it until a month after its last use.
 set -o errexit -o nounset -o pipefail
 
 # shellcheck source=hack/install-lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
 
-dir="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")/guest-kernel"
-script="$(sha256sum <"${BASH_SOURCE[0]}")"
-readonly dir script
+cache="$("$(dirname "${BASH_SOURCE[0]}")/cache.sh")"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+version="$(cat "${BASH_SOURCE[0]}" "${root}"/hack/guest/modules/*.go "${root}"/internal/guest/modules/signature.go "${root}"/internal/image/erofs/{encode,inode,plan,writer}.go | sha256sum)"
+dir="${cache}/guest-kernel-${version:0:16}"
+readonly cache root dir
 # What the program loads, in this order, each behind those that it needs.
 readonly modules=(
 	virtio_pci qemu_fw_cfg virtio_console virtio_blk
@@ -82,22 +85,39 @@ add_module() {
 	echo "${name}.ko" >>"${work}/new/modules/modules.order"
 }
 
+# pack_modules writes the file system with all modules and the files of depmod. It sets tree and packed.
+pack_modules() {
+	tree="$(dirname "$(find "${work}/root" -path '*/lib/modules/*/modules.order')")"
+	find "${tree}" -name '*.ko.xz' -exec xz --decompress {} +
+	find "${tree}" -name '*.ko.zst' -exec zstd --quiet --decompress --rm {} +
+	PATH="${PATH}:/usr/sbin:/sbin"
+	command -v depmod >/dev/null || apt_install kmod
+	depmod --basedir "${tree%/lib/modules/*}" "$(basename "${tree}")" 2>"${work}/depmod.log" || die "depmod failed: $(tail -n 1 "${work}/depmod.log")"
+	mkdir "${work}/new/depmod"
+	cp "${tree}"/modules.* "${work}/new/depmod/"
+	# Where modules.devname is, systemd runs kmod, and is degraded if the image lacks kmod. The guest's program makes the devices.
+	mv "${tree}/modules.devname" "${tree}/devices"
+	vmlinux="$(sha256sum "${work}/new/vmlinux" | cut -d ' ' -f 1)"
+	packed="modules-${vmlinux:0:16}.erofs"
+	(cd "${root}" && go run -trimpath -buildvcs=false ./hack/guest/modules "${tree}" "${vmlinux}" "${work}/new/${packed}")
+}
+
 # describe writes kernel.json.
 describe() {
-	local deb=("${work}"/*.deb) release source
-	release="$(basename "${work}"/root/lib/modules/* 2>/dev/null)" || release="$(basename "${work}"/root/usr/lib/modules/*)"
+	local deb=("${work}"/*.deb) source
 	# "linux (= 6.1.1-1)": the package itself is of a source that adds signatures alone.
 	source="$(dpkg-deb --field "${deb[0]}" Built-Using)"
 	[[ "${source}" == linux* ]] || die "the package does not name the source that it was built from: \"${source}\""
 	cat >"${work}/new/kernel.json" <<-END
 		{
-		  "release": "${release}",
+		  "release": "$(basename "${tree}")",
 		  "package": "$(dpkg-deb --field "${deb[0]}" Package)",
 		  "version": "$(dpkg-deb --field "${deb[0]}" Version)",
 		  "source": "$(sed -E 's/^(.*) \(= (.*)\)$/\1 \2/' <<<"${source}")",
 		  "license": "GPL-2.0-only",
 		  "packageSHA256": "$(sha256sum "${deb[0]}" | cut -d ' ' -f 1)",
-		  "vmlinuxSHA256": "$(sha256sum "${work}/new/vmlinux" | cut -d ' ' -f 1)"
+		  "vmlinuxSHA256": "${vmlinux}",
+		  "modulesSHA256": "$(sha256sum "${work}/new/${packed}" | cut -d ' ' -f 1)"
 		}
 	END
 }
@@ -105,7 +125,8 @@ describe() {
 mkdir -p "${dir}"
 exec 9>"${dir}/.lock"
 flock 9 # tests of several packages and checkouts may come here at the same time
-if [[ -f "${dir}/script" && "$(<"${dir}/script")" == "${script}" ]]; then
+if [[ -f "${dir}/kernel.json" ]]; then
+	touch "${dir}"
 	echo "${dir}"
 	exit 0
 fi
@@ -118,8 +139,11 @@ for module in "${modules[@]}"; do
 	add_module "${module}"
 done
 [[ -s "${work}/new/modules/modules.order" ]] || die "the package has none of the modules ${modules[*]}"
+pack_modules
 describe
-rm -rf "${dir}/script" "${dir}/modules"
-mv "${work}"/new/vmlinux "${work}"/new/kernel.json "${work}"/new/modules "${dir}/"
-echo "${script}" >"${dir}/script"
+mv "${work}/new/kernel.json" "${work}/"
+rm -rf "${dir:?}"/*
+mv "${work}"/new/* "${dir}/"
+mv "${work}/kernel.json" "${dir}/" # last: it says that all is there
+find "${cache}" -maxdepth 1 -name 'guest-kernel*' -mtime +30 -exec rm -rf {} +
 echo "${dir}"

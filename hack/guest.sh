@@ -4,8 +4,8 @@
 #
 # Makes what boots a container image as a machine, in a folder: vmlinux and kernel.json, see
 # hack/guest-kernel.sh, the latter with the version of the guest's program (internal/guest/config);
-# initramfs, which has cmd/drover-guest and the kernel's modules; and image.tar,
-# the built-in image (hack/busybox-image.sh, hack/guest/image), whose BusyBox image.json describes.
+# initramfs, which has cmd/drover-guest and the modules that it needs; the file system with all modules;
+# and image.tar, the built-in image (hack/busybox-image.sh, hack/guest/image), whose BusyBox image.json describes.
 #
 #     hack/guest.sh DIR
 #
@@ -32,7 +32,9 @@ hack/busybox-image.sh "${work}/image.tar" hack/guest/image
 sed "s/^{/{\n  \"imageSHA256\": \"$(sha256sum <"${work}/image.tar" | cut -d ' ' -f 1)\",/" "$(dirname "$(hack/busybox.sh)")/busybox.json" >"${work}/image.json"
 version="$(sed -n 's/^const Version = //p' internal/guest/config/config.go)"
 sed "s/^{/{\n  \"guestVersion\": ${version:?},/" "${kernel}/kernel.json" >"${work}/kernel.json"
-for file in "${kernel}/vmlinux" "${work}/kernel.json" "${work}/initramfs" "${work}/image.tar" "${work}/image.json"; do
+for file in "${kernel}"/modules-*.erofs "${kernel}/vmlinux" "${work}/kernel.json" "${work}/initramfs" "${work}/image.tar" "${work}/image.json"; do
 	name="$(basename "${file}")"
-	cmp --silent "${file}" "${target}/${name}" || { cp "${file}" "${work}/new" && mv --force "${work}/new" "${target}/${name}"; }
+	cmp --silent "${file}" "${target}/${name}" || { { ln "${file}" "${work}/new" 2>/dev/null || cp "${file}" "${work}/new"; } && mv --force "${work}/new" "${target}/${name}"; }
 done
+# Those of other kernels: kernel.json names none of them any more, and QEMU keeps what it has open.
+find "${target}" -name 'modules-*.erofs' ! -name "$(basename "${kernel}"/modules-*.erofs)" -delete

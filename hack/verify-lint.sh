@@ -2,7 +2,7 @@
 # Copyright The Drover Authors.
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks that odd English has not increased (hack/codestats), then
+# Checks the numbers of methods and of odd English (hack/codestats), then
 # lints all modules, formatting included, with the golangci-lint that
 # hack/tools/lint pins and the rules of .golangci.yml. It is built with one linter
 # more, kube-api-linter, for the API types: hack/kube-api-linter.yml.

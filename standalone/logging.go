@@ -22,16 +22,16 @@ import (
 	"cloudnative.tw/drover/standalone/internal/etcdlog"
 )
 
-// logging sends the log lines of all parts to one file, to keep the terminal
-// readable.
+// logging sends the logs of all components, such as etcd and kube-apiserver, to one
+// file, to keep the terminal readable.
 type logging struct {
 	writer io.WriteCloser
 	dir    *datadir.Dir
 }
 
 func startLogging(ctx context.Context, dir *datadir.Dir, verbosity int) *logging {
-	// kube-controller-manager would refuse to run beside kube-apiserver, which
-	// has set up logging too.
+	// Otherwise kube-controller-manager refuses to start, because kube-apiserver in the
+	// same process has already set up logging.
 	logsapi.ReapplyHandling = logsapi.ReapplyHandlingIgnoreUnchanged
 	l := &logging{
 		dir:    dir,
@@ -47,19 +47,20 @@ func startLogging(ctx context.Context, dir *datadir.Dir, verbosity int) *logging
 	return l
 }
 
-// klogFatal is called where Kubernetes' code cannot continue. During a stop, for example
-// in the middle of a start, that is expected and not reported: the part ends or is left
-// behind, and the parts started before it still have to be closed properly.
+// klogFatal is called where Kubernetes' code cannot continue. If Drover is being stopped, for
+// example while it still starts, that is expected and not reported: the component ends, or its
+// goroutine blocks until the process exits, and the components that were started before it
+// still have to be closed properly.
 func (l *logging) klogFatal(ctx context.Context) {
 	if ctx.Err() != nil {
 		select {}
 	}
-	l.reportFatal("a part of Kubernetes", errors.New("it cannot continue"))
+	l.reportFatal("a Kubernetes component", errors.New("fatal error"))
 }
 
-// reportFatal reports in one line that a part cannot continue, and ends the process.
+// reportFatal reports in one line that a component cannot continue, and ends the process.
 func (l *logging) reportFatal(name string, err error) {
-	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: %s gave up: %v (more in %s)\n", name, l.dir.Describe(err), l.dir.LogFile())
+	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: %s gave up: %v (see %s for details)\n", name, l.dir.ExplainError(err), l.dir.LogFile())
 	l.close()
 	os.Exit(1)
 }

@@ -42,9 +42,9 @@ func (p *progress) Ready(name string, took time.Duration) {
 
 // Waiting implements supervisor.Observer.
 func (p *progress) Waiting(name string, after time.Duration, cause error) {
-	why := "the log has more"
+	why := "see the log for details"
 	if cause != nil {
-		why = fmt.Sprintf("%v (more in the log)", cause)
+		why = fmt.Sprintf("%v (see the log for details)", cause)
 	}
 	p.printf("  %-24s is not ready after %.0f s, waiting: %s\n", name, after.Seconds(), why)
 }

@@ -31,9 +31,9 @@ type upRun struct {
 	recorder *runstate.Recorder
 }
 
-// runUp starts all parts and stops them when ctx ends.
+// runUp starts all components and stops them when ctx ends.
 func runUp(ctx context.Context, o *program.UpOptions, flags *pflag.FlagSet) error {
-	signals.OutliveReaders() // a user who pipes the progress to head has etcd closed in order
+	signals.SurviveSIGPIPE() // so that etcd still shuts down cleanly if the output is piped to head
 	return (&upRun{UpOptions: o}).run(stopContext(ctx), flags)
 }
 
@@ -49,11 +49,11 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 
 	plane, err := o.prepareControlPlane(ctx, dir, log)
 	if err != nil {
-		return dir.Describe(err)
+		return dir.ExplainError(err)
 	}
 	console := &progress{out: o.Out, begin: begin}
 	o.recorder = runstate.NewRecorder(droverVersion, clock.RealClock{}, dir.SetRunState)
-	parts, err := o.components(plane, console)
+	components, err := o.components(plane, console)
 	if err != nil {
 		return err
 	}
@@ -65,12 +65,12 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	})
 	defer func() { o.recorder.End(err) }()
 	runner := supervisor.Runner{Clock: clock.RealClock{}, Observer: console}
-	err = runner.Run(ctx, parts, func() error {
+	err = runner.Run(ctx, components, func() error {
 		console.printNextSteps(plane)
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
 		return dir.SetReady()
 	})
-	return dir.Describe(err)
+	return dir.ExplainError(err)
 }
 
 // prepareControlPlane opens the port and updates certificates and kubeconfig.
@@ -101,7 +101,7 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 	return plane, plane.WriteKubeconfig()
 }
 
-// servingHosts returns the names and addresses at which this host serves the API now.
+// servingHosts returns the names and addresses at which this host currently serves the API.
 func (o *upRun) servingHosts() []string {
 	hostname, _ := os.Hostname()
 	return pki.Hosts(net.ParseIP(o.BindAddress), controlplane.ServiceIP, hostname, port.LocalIPs())
@@ -109,12 +109,12 @@ func (o *upRun) servingHosts() []string {
 
 func (o *upRun) components(plane *controlplane.Config, console *progress) ([]supervisor.Component, error) {
 	if !o.WithoutController {
-		late := &program.LateStreams{}
-		plane.Streams, o.Controller.Streams.Serve = late, late.Set
+		streams := &program.LateStreams{}
+		plane.Streams, o.Controller.Streams.Serve = streams, streams.Set
 	}
-	parts, err := plane.Components()
+	components, err := plane.Components()
 	if err != nil || o.WithoutController {
-		return parts, err
+		return components, err
 	}
-	return append(parts, o.controllerComponents(plane, console)...), nil
+	return append(components, o.controllerComponents(plane, console)...), nil
 }

@@ -21,16 +21,24 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 	// Group=cloudnative.tw, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Binding"):
 		return &cloudnativev1alpha1.BindingApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("ConfigMapFiles"):
+		return &cloudnativev1alpha1.ConfigMapFilesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("DataSource"):
 		return &cloudnativev1alpha1.DataSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EnvVar"):
 		return &cloudnativev1alpha1.EnvVarApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EnvVarSource"):
 		return &cloudnativev1alpha1.EnvVarSourceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("FileMount"):
+		return &cloudnativev1alpha1.FileMountApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("FileSelection"):
+		return &cloudnativev1alpha1.FileSelectionApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Image"):
 		return &cloudnativev1alpha1.ImageApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Kernel"):
 		return &cloudnativev1alpha1.KernelApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("KeyToPath"):
+		return &cloudnativev1alpha1.KeyToPathApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Operation"):
 		return &cloudnativev1alpha1.OperationApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Port"):
@@ -43,6 +51,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.RefusedFieldApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ResolvedImage"):
 		return &cloudnativev1alpha1.ResolvedImageApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SecretFiles"):
+		return &cloudnativev1alpha1.SecretFilesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyRef"):
 		return &cloudnativev1alpha1.SecretKeyRefApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeySelector"):
@@ -53,6 +63,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &cloudnativev1alpha1.ServerStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("ServerTerminated"):
 		return &cloudnativev1alpha1.ServerTerminatedApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Sysctl"):
+		return &cloudnativev1alpha1.SysctlApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("TCPSocket"):
 		return &cloudnativev1alpha1.TCPSocketApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Usage"):

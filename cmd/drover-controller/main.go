@@ -24,7 +24,7 @@ func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	signals.OutliveReaders()
+	signals.SurviveSIGPIPE()
 	if err := app.NewCommand().ExecuteContext(signals.StopContext(context.Background())); err != nil && !errors.Is(err, context.Canceled) {
 		fmt.Fprintln(os.Stderr, "drover-controller:", err)
 		os.Exit(1)

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command drover-machine runs one QEMU machine, as the first process of a container. Start
-// with package app.
+// Command drover-machine runs one QEMU machine, as the first process of a container, or as its
+// supervisor on a host. Start with package app.
 package main
 
 import (
@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/cmd/drover-machine/app"
 )
 
-// gcPercent makes the garbage collector run often: the program does next to nothing, and there
-// is one beside each machine.
+// gcPercent makes the garbage collector run often. The program allocates little, and its memory
+// counts for every machine of a host.
 const gcPercent = 20
 
 func main() {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kubectl-vm is the kubectl plugin with which people use VirtualMachines:
+// Command kubectl-vm is the kubectl plugin for the users of VirtualMachines, such as
 // `kubectl vm list`. Start with package app.
 package main
 

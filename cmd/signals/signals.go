@@ -34,7 +34,7 @@ func stopAndWait(got <-chan os.Signal, stop func()) {
 	}
 }
 
-// OutliveReaders keeps a program running after the reader of its standard output or error has closed
+// SurviveSIGPIPE keeps a program running after the reader of its standard output or error has closed
 // the pipe: a write fails then, where SIGPIPE would end the process in the middle of its work. To
 // ignore the signal instead would have the programs that it starts ignore it, too.
-func OutliveReaders() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
+func SurviveSIGPIPE() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

@@ -25,7 +25,7 @@ func TestSignalled(t *testing.T) {
 		t.Skip("TestStopContext runs it")
 	}
 	ctx := StopContext(t.Context())
-	OutliveReaders()
+	SurviveSIGPIPE()
 	fmt.Println("ready")
 	<-ctx.Done()
 	fmt.Println("stopping")
@@ -92,9 +92,9 @@ func TestStopContext(t *testing.T) {
 	assert.True(t, process.ProcessState.ExitCode() == 130, "the process ended with %s, want code 130", process.ProcessState)
 }
 
-// TestOutliveReaders checks that a process runs on whose output nobody reads any more, until it has done what it
+// TestSurviveSIGPIPE checks that a process runs on whose output nobody reads any more, until it has done what it
 // does at its end.
-func TestOutliveReaders(t *testing.T) {
+func TestSurviveSIGPIPE(t *testing.T) {
 	t.Parallel()
 	process := startSignalled(t)
 	assert.NoError(t, process.out.Close())

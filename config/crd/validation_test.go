@@ -165,6 +165,28 @@ func memoryIs(value string) string {
 	return `spec.resource: Invalid value: memory is ` + value + `: it must be a quantity from 6Mi to 64Ti, for example 4G or 512Mi`
 }
 
+func mountPathIs(value string) string {
+	return fmt.Sprintf(`spec.files[0].mountPath: Invalid value: %q: mountPath must be an absolute path other than /, without .. or . in it and without a slash at its end, for example /etc/tls`, value)
+}
+
+func mountPathHides(value string) string {
+	return fmt.Sprintf(`spec.files[0].mountPath: Invalid value: %q: mountPath must not be /etc, and not be /proc, /sys or /dev or be inside one of them`, value)
+}
+
+// fileAt is a file with a path.
+func fileAt(path string) string {
+	return `files: [{mountPath: /a, secret: {secretName: a, items: [{key: k, path: ` + path + `}]}}]`
+}
+
+func filePathIs(value string) string {
+	const field = "spec.files[0].secret.items[0].path"
+	return fmt.Sprintf(`%s: Invalid value: %q: %s in body should match '%s'`, field, value, field, filePathPattern)
+}
+
+const filesHide = `spec.files: Invalid value: the mountPath of a volume must not be one of files, and not be inside it: the files would hide the volume`
+
+const filePathPattern = `^([^/.\p{C}\p{Zl}\p{Zp}]|[.][^/.\p{C}\p{Zl}\p{Zp}])[^/\p{C}\p{Zl}\p{Zp}]*(/(([^/.\p{C}\p{Zl}\p{Zp}]|[.][^/.\p{C}\p{Zl}\p{Zp}])[^/\p{C}\p{Zl}\p{Zp}]*|[.][.][^/\p{C}\p{Zl}\p{Zp}]+))*$`
+
 func hostIPIs(value string) string {
 	return fmt.Sprintf(`spec.ports[0].hostIP: Invalid value: %q: hostIP is %s: it must be an IP address in its usual form, for example 127.0.0.1 or ::1`, value, value)
 }
@@ -290,7 +312,25 @@ var specCases = map[string]createCase{
 		`spec.readinessProbe.tcpSocket.port: Invalid value: 0: spec.readinessProbe.tcpSocket.port in body should be greater than or equal to 1`,
 	}},
 
-	"volumes": {`volumes: [{name: data, size: 10G}, {name: tools, size: 1G, readOnly: true, source: {image: {source: tools}}}]`, nil},
+	"volumes":                  {`volumes: [{name: data, size: 10G}, {name: tools, size: 1G, readOnly: true, source: {image: {source: tools}}}]`, nil},
+	"volumes that are mounted": {`volumes: [{name: a, size: 1G, mountPath: /srv/a..b}, {name: b, size: 1G, mountPath: /etc/.b}, {name: c, size: 1G}, {name: d, size: 1G, mountPath: /device}]`, nil},
+	"volume mounted on a relative path": {`volumes: [{name: data, size: 1G, mountPath: srv}]`, []string{
+		`spec.volumes[0].mountPath: Invalid value: "srv": mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data`,
+	}},
+	"volumes mounted on odd paths": {`volumes: [{name: a, size: 1G, mountPath: /srv/../a}, {name: b, size: 1G, mountPath: /srv/}, {name: c, size: 1G, mountPath: /}, {name: d, size: 1G, mountPath: /srv//d}]`, []string{
+		`spec.volumes[0].mountPath: Invalid value: "/srv/../a": mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data`,
+		`spec.volumes[1].mountPath: Invalid value: "/srv/": mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data`,
+		`spec.volumes[2].mountPath: Invalid value: "/": mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data`,
+		`spec.volumes[3].mountPath: Invalid value: "/srv//d": mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data`,
+	}},
+	"volumes mounted on the machine's files": {`volumes: [{name: a, size: 1G, mountPath: /etc}, {name: b, size: 1G, mountPath: /dev/shm}, {name: c, size: 1G, mountPath: /proc}]`, []string{
+		`spec.volumes[0].mountPath: Invalid value: "/etc": mountPath must not be /etc or in /proc, /sys or /dev`,
+		`spec.volumes[1].mountPath: Invalid value: "/dev/shm": mountPath must not be /etc or in /proc, /sys or /dev`,
+		`spec.volumes[2].mountPath: Invalid value: "/proc": mountPath must not be /etc or in /proc, /sys or /dev`,
+	}},
+	"two volumes mounted on one path": {`volumes: [{name: a, size: 1G, mountPath: /srv}, {name: b, size: 1G, mountPath: /srv}]`, []string{
+		`spec.volumes: Invalid value: a mountPath may be used once`,
+	}},
 	"volume without size": {`volumes: [{name: data}]`, []string{
 		`spec.volumes[0].size: Required value`,
 	}},
@@ -322,6 +362,45 @@ var specCases = map[string]createCase{
 		`spec.volumes: Too many: 17: must have at most 16 items`,
 	}},
 
+	"files": {`files: [{mountPath: /etc/tls, secret: {secretName: tls, items: [{key: tls.key, path: private/key.pem, mode: 256}], defaultMode: 292, optional: true}}, {mountPath: /..a/b c, configMap: {name: app}}]`, nil},
+	"files of both": {`files: [{mountPath: /a, secret: {secretName: a}, configMap: {name: a}}]`, []string{
+		`spec.files[0]: Invalid value: exactly one of secret and configMap is required`,
+	}},
+	"files of none": {`files: [{mountPath: /a}]`, []string{`spec.files[0]: Invalid value: exactly one of secret and configMap is required`}},
+	"files at one place": {`files: [{mountPath: /a, secret: {secretName: a}}, {mountPath: /a, secret: {secretName: b}}]`, []string{
+		`spec.files[1]: Duplicate value: {"mountPath":"/a"}`,
+	}},
+	"files inside files": {`files: [{mountPath: /a, secret: {secretName: a}}, {mountPath: /a/b, secret: {secretName: b}}]`, []string{
+		`spec.files: Invalid value: a mountPath must not be inside another one`,
+	}},
+	"files at /":          {`files: [{mountPath: /, secret: {secretName: a}}]`, []string{mountPathIs("/")}},
+	"files at a":          {`files: [{mountPath: a, secret: {secretName: a}}]`, []string{mountPathIs("a")}},
+	"files at /a/":        {`files: [{mountPath: /a/, secret: {secretName: a}}]`, []string{mountPathIs("/a/")}},
+	"files at /a/../b":    {`files: [{mountPath: /a/../b, secret: {secretName: a}}]`, []string{mountPathIs("/a/../b")}},
+	"files at /etc":       {`files: [{mountPath: /etc, secret: {secretName: a}}]`, []string{mountPathHides("/etc")}},
+	"files below /proc":   {`files: [{mountPath: /proc/1, secret: {secretName: a}}]`, []string{mountPathHides("/proc/1")}},
+	"files at /sys":       {`files: [{mountPath: /sys, secret: {secretName: a}}]`, []string{mountPathHides("/sys")}},
+	"files below /dev":    {`files: [{mountPath: /dev/x, secret: {secretName: a}}]`, []string{mountPathHides("/dev/x")}},
+	"file with ..":        {fileAt("../a"), []string{filePathIs("../a")}},
+	"file with .. inside": {fileAt("a/../b"), []string{filePathIs("a/../b")}},
+	"file at /":           {fileAt("/a"), []string{filePathIs("/a")}},
+	"file of data":        {fileAt("..data"), []string{filePathIs("..data")}},
+	"file with an escape": {fileAt(`"a\u001bb"`), []string{filePathIs("a\x1bb")}},
+	"file at .":           {fileAt("a/."), []string{filePathIs("a/.")}},
+	"file at //":          {fileAt("a//b"), []string{filePathIs("a//b")}},
+	"files with dots": {`files: [{mountPath: /a, secret: {secretName: a, items: [{key: a, path: .a}, {key: b, path: a/..b/...}, {key: c, path: a.b/c d}, {key: .c, path: "."}]}}]`, []string{
+		strings.ReplaceAll(filePathIs("."), "items[0]", "items[3]"),
+	}},
+	"files over a volume": {`files: [{mountPath: /a, secret: {secretName: a}}], volumes: [{name: v, size: 1G, mountPath: /a}]`, []string{filesHide}},
+	"files over a parent": {`files: [{mountPath: /a, secret: {secretName: a}}], volumes: [{name: v, size: 1G, mountPath: /a/b}]`, []string{filesHide}},
+	"files in a volume":   {`files: [{mountPath: /a/b, secret: {secretName: a}}, {mountPath: /ab, secret: {secretName: a}}], volumes: [{name: v, size: 1G, mountPath: /a}, {name: w, size: 1G}]`, nil},
+	"file mode 01000": {`files: [{mountPath: /a, secret: {secretName: a, defaultMode: 512}}]`, []string{
+		`spec.files[0].secret.defaultMode: Invalid value: 512: spec.files[0].secret.defaultMode in body should be less than or equal to 511`,
+	}},
+	"17 files": {`files: [` + repeat(17, `{mountPath: /a%d, configMap: {name: a}}`) + `]`, []string{
+		`spec.files: Too many: 17: must have at most 16 items`,
+	}},
+
 	"userData inline":        {`userData: {inline: "#cloud-config"}`, nil},
 	"userData from a Secret": {`userData: {secretKeyRef: {name: vm, key: user-data}}`, nil},
 	"userData of nothing": {`userData: {}`, []string{
@@ -333,7 +412,7 @@ var specCases = map[string]createCase{
 	"Secret key with a slash": {`userData: {secretKeyRef: {name: vm, key: a/b}}`, []string{
 		`spec.userData.secretKeyRef.key: Invalid value: "a/b": spec.userData.secretKeyRef.key in body should match '^[-._a-zA-Z0-9]+$'`,
 	}},
-	"command, args, env, workingDir": {`command: [sh, -c], args: ["", "echo $(date)"], workingDir: /srv, ` +
+	"command, args, env, workingDir": {`command: [sh, -c], args: ["", "echo $(date)"], workingDir: /srv, user: "app:50", init: Drover, sysctls: [{name: net.core.somaxconn, value: "512"}, {name: net/ipv4/conf/eth0.1/forwarding, value: "1 2"}], ` +
 		`env: [{name: A}, {name: "b c-1.<>!", value: "=\n$(A)"}, {name: S, valueFrom: {secretKeyRef: {name: vm, key: s, optional: true}}}, {name: E, value: "", valueFrom: {secretKeyRef: {name: vm, key: s}}}]`, nil},
 	"empty command, args and env": {`command: [], args: [], env: []`, nil},
 	"command without a program": {`command: ["", x]`, []string{
@@ -366,6 +445,14 @@ var specCases = map[string]createCase{
 	"env from a ConfigMap": {`env: [{name: A, valueFrom: {configMapKeyRef: {name: vm, key: s}}}]`, []string{
 		`spec.env[0].valueFrom.secretKeyRef: Required value`,
 	}},
+	"user with a space":         {`user: "a b"`, []string{`spec.user: Invalid value: "a b": spaces, control characters, and those that no one sees or that change the direction of writing, are not allowed`}},
+	"user with three parts":     {`user: "a:b:c"`, []string{`spec.user: Invalid value: "a:b:c": user must be USER or USER:GROUP, each a name or an ID, for example 1000 or app:staff`}},
+	"sysctl in upper case":      {`sysctls: [{name: net.Core, value: "1"}]`, []string{`spec.sysctls[0].name: Invalid value: "net.Core": name must consist of segments of lower-case letters, digits, - and _, separated by . or /, for example net.core.somaxconn`}},
+	"sysctl with a path":        {`sysctls: [{name: ../a, value: "1"}]`, []string{`spec.sysctls[0].name: Invalid value: "../a": name must consist of segments of lower-case letters, digits, - and _, separated by . or /, for example net.core.somaxconn`}},
+	"sysctl of two lines":       {`sysctls: [{name: a, value: "1\n2"}]`, []string{`spec.sysctls[0].value: Invalid value: "1\n2": control characters, and those that no one sees or that change the direction of writing, are not allowed`}},
+	"sysctl twice":              {`sysctls: [{name: a, value: "1"}, {name: a, value: "2"}]`, []string{`spec.sysctls[1]: Duplicate value: {"name":"a"}`}},
+	"sysctl without value":      {`sysctls: [{name: a}]`, []string{`spec.sysctls[0].value: Required value`}},
+	"unknown init":              {`init: tini`, []string{`spec.init: Unsupported value: "tini": supported values: "Image", "Drover"`}},
 	"relative workingDir":       {`workingDir: srv`, []string{`spec.workingDir: Invalid value: "srv": workingDir must be an absolute path, for example /srv`}},
 	"workingDir of two lines":   {`workingDir: "/a\nb"`, []string{`spec.workingDir: Invalid value: "/a\nb": control characters, and those that no one sees or that change the direction of writing, are not allowed`}},
 	"workingDir of much length": {`workingDir: /` + strings.Repeat("x", 1024), []string{`spec.workingDir: Too long: may not be more than 1024 bytes`}},

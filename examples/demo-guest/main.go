@@ -22,7 +22,9 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -30,10 +32,13 @@ import (
 
 type guest struct {
 	ignoreTerm atomic.Bool
-	ballast    atomic.Pointer[[]byte]
+
+	ballastMutex sync.Mutex
+	ballast      []byte
 }
 
 func main() {
+	log.SetOutput(os.Stdout)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1)
 	exitImmediately(os.Getenv("EXIT_CODE"))
@@ -111,12 +116,15 @@ func burnCPU(until time.Time) {
 }
 
 func (g *guest) handleMemory(w http.ResponseWriter, r *http.Request) {
-	ballast := make([]byte, intParameter(r, "bytes", 0))
-	for i := 0; i < len(ballast); i += os.Getpagesize() {
-		ballast[i] = 1
+	g.ballastMutex.Lock()
+	defer g.ballastMutex.Unlock()
+	g.ballast = nil // a repeated request replaces the memory of the first
+	debug.FreeOSMemory()
+	g.ballast = make([]byte, intParameter(r, "bytes", 0))
+	for i := 0; i < len(g.ballast); i += os.Getpagesize() {
+		g.ballast[i] = 1
 	}
-	g.ballast.Store(&ballast)
-	writeLine(w, "holding %d bytes", len(ballast))
+	writeLine(w, "holding %d bytes", len(g.ballast))
 }
 
 func handleExit(w http.ResponseWriter, r *http.Request) {

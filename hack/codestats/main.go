@@ -8,24 +8,27 @@
 //	go run ./hack/codestats [-check | -lower] [ROOT]
 //
 // ROOT is a checkout, by default the current one. The figures are for comparing two checkouts
-// and for reviews. Only the numbers of odd-english.txt are checked: with -check, codestats
-// fails unless each package has exactly as many odd constructions as its number says, and with
+// and for reviews. With -check, codestats fails if a type has more than 30 methods, or unless each
+// package has exactly as many odd constructions as its number in odd-english.txt says. With
 // -lower it writes the numbers that have fallen; none can rise.
 //
 // Production code is everything under apis, cmd, internal and standalone, without generated
 // files, tests, and folders that only tests use (named ...test). Start reading at main;
-// scan.go reads the files, print.go has the tables, language.go has the odd constructions,
-// passages.go finds the texts in a file, ratchet.go compares the numbers.
+// scan.go reads the files, print.go has the tables, receivers.go counts methods, language.go has the
+// odd constructions, passages.go finds the texts in a file, ratchet.go compares the numbers.
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 )
 
 func main() {
-	check := flag.Bool("check", false, "compare the numbers of odd constructions of English")
+	check := flag.Bool("check", false, "check the numbers of methods, and of odd constructions of English")
 	lower := flag.Bool("lower", false, "write those that have fallen, and fail if one has risen")
 	flag.Parse()
 	root := "."
@@ -40,14 +43,19 @@ func main() {
 
 func run(root string, check, lower bool) error {
 	stats, err := scanCheckout(root)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case check:
-		return stats.checkLanguage(os.Stderr, root)
-	case lower:
+	}
+	if lower {
 		return stats.lowerNumbers(os.Stderr, root)
 	}
-	stats.print(os.Stdout)
+	methods, err := countMethods(root, slices.Sorted(maps.Keys(stats.packages)))
+	if err != nil {
+		return err
+	}
+	if check {
+		return errors.Join(checkMethods(os.Stderr, methods), stats.checkLanguage(os.Stderr, root))
+	}
+	stats.print(os.Stdout, methods)
 	return nil
 }

@@ -12,14 +12,13 @@ import (
 	"unicode/utf8"
 )
 
-// What a package and a receiver may have at most; larger ones are marked.
+// What a package may have at most; larger ones are marked.
 const (
-	maxFiles   = 12
-	maxLines   = 2000
-	maxMethods = 30
+	maxFiles = 12
+	maxLines = 2000
 )
 
-func (s *stats) print(out io.Writer) {
+func (s *stats) print(out io.Writer, methods map[string]int) {
 	var all packageStats
 	for _, p := range s.packages {
 		all.files += p.files
@@ -46,10 +45,10 @@ func (s *stats) print(out io.Writer) {
 		printf("%-22s %6d %7d %7d\n", row.name, row.files, row.lines, row.words)
 	}
 	printf("\n%d flags, %d reasons of conditions and events\n", s.flags, s.reasons)
-	printf("Receivers with more than %d methods:", maxMethods)
-	for _, name := range slices.Sorted(maps.Keys(s.receivers)) {
-		if s.receivers[name] > maxMethods {
-			printf(" %s %d;", name, s.receivers[name])
+	printf("Types with more than %d methods, those of embedded types included:", maxMethods)
+	for _, name := range slices.Sorted(maps.Keys(methods)) {
+		if methods[name] > maxMethods {
+			printf(" %s %d;", name, methods[name])
 		}
 	}
 	printf("\n\n")

@@ -44,7 +44,7 @@ func readNumbers(root string) (map[string]int, error) {
 	return numbers, lines.Err()
 }
 
-// writeNumbers writes for each package how many oddities it has, or its number before if that is lower.
+// writeNumbers writes for each package the lower of two numbers: of its oddities, and of those allowed until now.
 func (s *stats) writeNumbers(root string, allowed map[string]int) error {
 	var text strings.Builder
 	text.WriteString(numbersHead)

@@ -20,8 +20,7 @@ import (
 
 // stats has the figures of one checkout.
 type stats struct {
-	packages  map[string]*packageStats // by folder
-	receivers map[string]int           // methods of production code, by folder and type
+	packages map[string]*packageStats // by folder
 	// tests are Go files of tests and of packages that only tests use. generated and pages are Markdown.
 	tests, shell, yaml, generated, pages, decisions, readme size
 	flags, reasons                                          int
@@ -46,7 +45,7 @@ type packageStats struct {
 
 // scanCheckout reads all Go files, scripts, YAML and Markdown pages below root.
 func scanCheckout(root string) (*stats, error) {
-	s := &stats{packages: map[string]*packageStats{}, receivers: map[string]int{}, wordings: map[string]*wording{}}
+	s := &stats{packages: map[string]*packageStats{}, wordings: map[string]*wording{}}
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -157,11 +156,6 @@ func (s *stats) scanGo(relative string, text []byte) error {
 	}
 	s.packageAt(folder).add(files, file, lines)
 	s.reasons += countReasons(relative, file)
-	for _, declaration := range file.Decls {
-		if method, ok := declaration.(*ast.FuncDecl); ok && method.Recv != nil {
-			s.receivers[folder+" "+receiverOf(method)]++
-		}
-	}
 	return nil
 }
 
@@ -194,23 +188,6 @@ func countReasons(relative string, file *ast.File) int {
 
 // reasonName is the name of a constant that is a reason.
 var reasonName = regexp.MustCompile(`^(Reason|Event)[A-Z]`)
-
-// receiverOf returns the name of the type that a method is of.
-func receiverOf(method *ast.FuncDecl) string {
-	kind := method.Recv.List[0].Type
-	for {
-		switch t := kind.(type) {
-		case *ast.StarExpr:
-			kind = t.X
-		case *ast.IndexExpr:
-			kind = t.X
-		case *ast.Ident:
-			return t.Name
-		default:
-			return ""
-		}
-	}
-}
 
 func (s *stats) packageAt(folder string) *packageStats {
 	if s.packages[folder] == nil {

@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package atomicfile creates and replaces files atomically: after a crash at any
-// moment a file has its old content or its new content, never a part of one.
+// moment a file has its old content or its new content, never a part of either.
 //
-// Start with Write, for a single file, or with Folder, for a caller that has a
-// staging folder where things are made before they are moved to their final name. Open and
-// Read (read.go) are for files in a folder that another user may write to.
+// Start with Write, for a single file, or with Folder, for a caller with a staging folder,
+// in which files are written before they are moved to their final names. Open and Read
+// (read.go) are for files in a folder that another user may write to.
 package atomicfile
 
 import (
@@ -23,8 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/crashpoint"
 )
 
-// tempPrefix marks the temporary files of Write in a folder that has other files
-// too.
+// tempPrefix is the prefix of the temporary files that Write creates in the folder of the file.
 const tempPrefix = ".tmp-"
 
 // Write makes data the content of the file at path. When it returns, the file is on
@@ -37,7 +36,7 @@ func Write(path string, data []byte, perm fs.FileMode) error {
 	return SyncFolder(dir)
 }
 
-// Update does what Write does, unless the file already has that content.
+// Update calls Write, unless the file already has the content.
 func Update(path string, data []byte, perm fs.FileMode) error {
 	have, _, err := Read(path, int64(len(data)))
 	if err == nil && bytes.Equal(have, data) {
@@ -46,26 +45,25 @@ func Update(path string, data []byte, perm fs.FileMode) error {
 	return Write(path, data, perm)
 }
 
-// Sweep removes from dir what interrupted writes have left.
+// Sweep removes the temporary files of interrupted writes from dir.
 func Sweep(dir string) error { return tempFolderIn(dir).Sweep() }
 
 func tempFolderIn(dir string) Folder { return Folder{Path: dir, Prefix: tempPrefix} }
 
-// Folder is a staging folder, on the same file system as the final place. What is
-// being made is locked until it is done. Sweep, in any process, therefore removes
-// only what a killed process left.
+// Folder is a staging folder, on the same file system as the final paths of the files.
+// A file in the folder is locked while a process writes it. Sweep, in any process,
+// therefore removes only the files of killed processes.
 type Folder struct {
 	Path string
-	// Prefix begins the names of files that are made. Sweep touches nothing else, so that
-	// the folder may contain other things too.
+	// Prefix is the prefix of the names of new files. Sweep removes only files with this
+	// prefix, so that the folder may contain other files.
 	Prefix string
-	// Volatile is set if nothing has to survive a power cut, so that no write waits
-	// for the disk.
+	// Volatile is set if the files need not survive a power cut, so that no write waits for the disk.
 	Volatile bool
 }
 
-// Create makes a file, whole or not at all. It fails with fs.ErrExist if the file
-// exists.
+// Create creates a file with its whole content, or not at all. It fails with
+// fs.ErrExist if the file exists.
 func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
 	tmp, err := d.writeTemp(content, perm)
 	if err != nil {
@@ -81,9 +79,9 @@ func (d Folder) Create(path string, content []byte, perm fs.FileMode) error {
 	return SyncFolder(filepath.Dir(path))
 }
 
-// Replace makes or replaces a file, whole or not at all. check, which may be nil,
-// runs last before that; if it returns an error nothing changes. After a power cut
-// the file has either the old content or the new.
+// Replace creates or replaces a file with its whole content, or not at all. Just before
+// the replacement it calls check, if check is not nil. If check returns an error, nothing
+// changes. After a power cut the file has either the old content or the new content.
 func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check func() error) error {
 	tmp, err := d.writeTemp(content, perm)
 	if err != nil {
@@ -101,9 +99,9 @@ func (d Folder) Replace(path string, content []byte, perm fs.FileMode, check fun
 	return err
 }
 
-// writeTemp makes a temporary file that the caller owns until it is moved or removed.
-// Unless Volatile, its content is on disk before it gets its name: a file system
-// may otherwise keep the name and lose the content.
+// writeTemp creates a locked temporary file, which the caller moves or removes. Unless
+// Volatile is set, its content is on disk before the file gets its final name. If it were
+// not, the file could have its name but not its content after a power cut.
 func (d Folder) writeTemp(content []byte, perm fs.FileMode) (*lockedFile, error) {
 	tmp, err := d.createTemp()
 	if err != nil {
@@ -122,8 +120,8 @@ func (d Folder) writeTemp(content []byte, perm fs.FileMode) (*lockedFile, error)
 	return tmp, nil
 }
 
-// MakeFolder makes a folder for something that is moved into place once it is
-// whole. It also returns a function that removes the folder.
+// MakeFolder creates a locked folder in the staging folder, for content that is moved to its
+// final path when it is complete. It also returns a function that removes the folder.
 func (d Folder) MakeFolder() (path string, remove func(), err error) {
 	for {
 		path, err := os.MkdirTemp(d.Path, d.Prefix+"make-*")
@@ -149,16 +147,15 @@ func (d Folder) createTemp() (*lockedFile, error) {
 		tmp, err := lockFile(f)
 		switch {
 		case errors.Is(err, errNoLocks):
-			return tmp, nil // no process can sweep it either
+			return tmp, nil // without locks, no process sweeps the file
 		case !errors.Is(err, fs.ErrNotExist):
 			return tmp, err
 		}
 	}
 }
 
-// Discard removes a file or folder. It disappears at once, even if the removal
-// takes a while or is interrupted, and a power cut does not bring it back. Discard needs no
-// disk space.
+// Discard removes a file or folder. The name disappears at once, even if the removal takes a while or is
+// interrupted, and a power cut does not bring it back. Discard works on a full disk.
 func (d Folder) Discard(path string) error {
 	lock, err := openLocked(path)
 	if err != nil {
@@ -180,7 +177,7 @@ func (d Folder) Discard(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// Sweep removes what killed processes left unfinished.
+// Sweep removes the temporary files and folders of killed processes.
 func (d Folder) Sweep() error {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
@@ -214,8 +211,7 @@ func SyncFolder(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// lockedFile is a file or folder that this process owns until it is released or the
-// process ends.
+// lockedFile is a file or folder that this process has locked, until it calls unlock or ends.
 type lockedFile struct{ *os.File }
 
 // errNoLocks means that the file system does not offer locks.
@@ -226,21 +222,21 @@ func openLocked(path string) (*lockedFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := lockFile(f)
+	locked, err := lockFile(f)
 	if errors.Is(err, errNoLocks) {
 		return nil, errors.Join(err, f.Close())
 	}
-	return c, err
+	return locked, err
 }
 
 // lockFile locks f for the caller. It returns fs.ErrNotExist if another process has
-// the lock, even if only to sweep the file.
+// the lock, since that process may be sweeping the file at this moment.
 func lockFile(f *os.File) (*lockedFile, error) {
 	err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
 	case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.ENOTSUP), errors.Is(err, syscall.ENOSYS):
 		return &lockedFile{f}, errNoLocks
-	case errors.Is(err, syscall.EWOULDBLOCK), err == nil && !HasName(f):
+	case errors.Is(err, syscall.EWOULDBLOCK), err == nil && !IsStillAtPath(f):
 		err = fs.ErrNotExist
 	}
 	if err != nil {
@@ -249,9 +245,9 @@ func lockFile(f *os.File) (*lockedFile, error) {
 	return &lockedFile{f}, nil
 }
 
-// HasName reports whether a file still has the name by which it was opened. The
-// lock of a removed file protects nothing.
-func HasName(f *os.File) bool {
+// IsStillAtPath reports whether the path by which a file was opened still leads to this
+// file. The lock of a removed file protects nothing.
+func IsStillAtPath(f *os.File) bool {
 	held, err := f.Stat()
 	if err != nil {
 		return false
@@ -260,14 +256,14 @@ func HasName(f *os.File) bool {
 	return err == nil && os.SameFile(held, named)
 }
 
-// unlock unlocks and closes the file. Closing alone is not enough: a process that
-// is being forked at this moment also has the descriptor open.
-func (c *lockedFile) unlock() {
-	_ = syscall.Flock(int(c.Fd()), syscall.LOCK_UN)
-	_ = c.Close()
+// unlock unlocks and closes the file. Closing alone is not enough, since a process that
+// is being forked at this moment also holds the descriptor, and with it the lock.
+func (l *lockedFile) unlock() {
+	_ = syscall.Flock(int(l.Fd()), syscall.LOCK_UN)
+	_ = l.Close()
 }
 
-func (c *lockedFile) removeAndUnlock() {
-	_ = os.Remove(c.Name())
-	c.unlock()
+func (l *lockedFile) removeAndUnlock() {
+	_ = os.Remove(l.Name())
+	l.unlock()
 }

@@ -15,8 +15,7 @@ import (
 // errNotRegular means that a path names a folder, a pipe, a device or a symbolic link.
 var errNotRegular = errors.New("not a regular file")
 
-// Open opens a regular file for reading, and never what a symbolic link leads to. It does
-// not block, as opening a pipe would.
+// Open opens a regular file for reading. It fails for a symbolic link, and for a pipe without blocking.
 func Open(path string) (*os.File, fs.FileInfo, error) {
 	f, err := openInPlace(path)
 	if errors.Is(err, syscall.ELOOP) {
@@ -35,22 +34,22 @@ func Open(path string) (*os.File, fs.FileInfo, error) {
 	return f, info, nil
 }
 
-// Read returns the content of a file that Open opens, of at most so many bytes: whoever may
-// write to its folder can neither delay the reader nor fill its memory.
-func Read(path string, most int64) ([]byte, fs.FileInfo, error) {
+// Read opens a file with Open and returns its content, of at most maxBytes. So a user who may write
+// to the folder can neither block the reader nor fill its memory.
+func Read(path string, maxBytes int64) ([]byte, fs.FileInfo, error) {
 	f, info, err := Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { _ = f.Close() }()
-	content, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(content)) > most {
-		err = fmt.Errorf("%s has more than %d bytes", path, most)
+	content, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if err == nil && int64(len(content)) > maxBytes {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxBytes)
 	}
 	return content, info, err
 }
 
-// openInPlace opens a file or folder of this name, whatever it is, but follows no link.
+// openInPlace opens a file of any kind, or a folder, for reading. It does not follow a symbolic link.
 func openInPlace(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // in the caller's folder
 }

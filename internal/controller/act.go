@@ -15,8 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// outcome is the result of a call. It is partial if not all of the spec could be
-// passed to the driver.
+// outcome is the result of a call to the driver. It is partial if only a part of the spec was passed to the driver.
 type outcome struct {
 	err     error
 	server  driver.Server
@@ -33,8 +32,8 @@ func (s *step) startAction(ctx context.Context) <-chan outcome {
 	return result
 }
 
-// powerWithoutSpec returns the present power state of a server whose driver asks for a call that does not depend on the
-// spec. It is empty if the driver asks for none.
+// powerWithoutSpec returns the present power state of the server if the driver asks for a call that does not depend on
+// the spec, and otherwise "".
 func powerWithoutSpec(observed policy.Observed) driver.Power {
 	switch {
 	case policy.IsCleanupDue(observed):
@@ -49,11 +48,11 @@ func powerWithoutSpec(observed policy.Observed) driver.Power {
 }
 
 // callDriver calls the driver. A call that has begun continues while the controller
-// stops; the guard cancels it when the Lease may be lost.
+// stops; the guard cancels the call when the Lease may be lost.
 //
-// If a Secret of the spec is missing, the driver gets only the power state, where that is enough for
-// the operation. Otherwise the operation fails. With keptPower, which is the server's present power state, the driver
-// is called nevertheless: it removes the remains of the last run, or applies the operator's settings to a machine that runs.
+// If a Secret of the spec is missing, callDriver passes only the power state, if that is enough for the operation.
+// Otherwise the operation fails. Even then it calls the driver if keptPower, the server's present power state, is not
+// empty: the driver has to remove the remains of the last run, or to apply new settings of the operator.
 func (r *Reconciler) callDriver(ctx context.Context, vm *api.VirtualMachine, action policy.Action, target driver.Target, keptPower driver.Power) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()

@@ -72,7 +72,7 @@ func TestOrphanOfTheSameName(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// replace is kubectl replace with the user's manifest.
+// replace simulates kubectl replace with the user's manifest.
 func (g *rig) replace(change func(*api.VirtualMachine)) {
 	g.t.Helper()
 	vm := g.vm()
@@ -142,7 +142,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 		assert.Require(t, c != nil && strings.Contains(c.Message, "driver other has the server") && strings.Contains(c.Message, api.AnnotationBound),
 			"DeletionBlocked is %+v", c)
 		assert.True(t, len(memory.Records()) == 1, "the server is gone")
-		// The solution that the message names.
+		// This is the solution that the message names.
 		vm = g.vm()
 		vm.Annotations = map[string]string{api.AnnotationBound: "other/" + other.Get("x").EngineID + "/uid-1"}
 		assert.NoError(t, g.api.Update(t.Context(), vm))
@@ -169,7 +169,7 @@ func TestDeletionWithoutABinding(t *testing.T) {
 
 // TestCopiedObject checks that a copy of another cluster's VirtualMachine, with its finalizer, its
 // binding and perhaps its status, becomes a VirtualMachine like any other: bound here in one write,
-// and knowing nothing of the server of the original.
+// and without any data of the original's server.
 func TestCopiedObject(t *testing.T) {
 	copied := api.Binding{Driver: "fake", EngineID: "elsewhere", UID: "uid-2"}
 	reported := func(s *api.VirtualMachineStatus) {
@@ -213,7 +213,7 @@ func (g *rig) wantOwnBinding() {
 }
 
 // TestBindingOfAnotherObject checks that the VM's binding wins over the binding of another object,
-// wherever each of them is, and that the server goes on.
+// whether in the status or the annotation, and that the server keeps running.
 func TestBindingOfAnotherObject(t *testing.T) {
 	for name, change := range map[string]func(*api.VirtualMachine){
 		"in the annotation": func(vm *api.VirtualMachine) { vm.Annotations[api.AnnotationBound] = "fake/elsewhere/uid-2" },
@@ -241,8 +241,8 @@ func TestBindingOfAnotherObject(t *testing.T) {
 	}
 }
 
-// TestDeletedCopy checks that a copy that is deleted before it was bound goes, once every driver
-// that runs here has said that it does not have a server of the copy.
+// TestDeletedCopy checks that a copy that is deleted before it was bound is removed once every driver
+// here has said that it does not have a server of the copy.
 func TestDeletedCopy(t *testing.T) {
 	for name, driverName := range map[string]string{"of a driver that runs": "", "of a driver that does not": "xen"} {
 		t.Run(name, func(t *testing.T) {
@@ -265,9 +265,9 @@ func TestDeletedCopy(t *testing.T) {
 	}
 }
 
-// TestBindingWithoutUID checks that a binding without a UID is refused, and never counts as none:
-// no server is created, changed or removed and no finalizer goes until the UID is set. The message
-// says how, and to do it is enough.
+// TestBindingWithoutUID checks that a binding without a UID is refused, and never treated as absent:
+// no server is created, changed or removed, and the finalizer stays, until the UID is set as the
+// message describes.
 func TestBindingWithoutUID(t *testing.T) {
 	for name, hasStatus := range map[string]bool{"in annotation and status": true, "in the annotation alone": false} {
 		for _, isDeleted := range []bool{false, true} {

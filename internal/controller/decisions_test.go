@@ -61,7 +61,7 @@ func TestOutcomesAreRecorded(t *testing.T) {
 				return g.server(), nil
 			}
 			g.setAction(api.ActionStopped)
-		}, "Create Succeeded\nStop Succeeded\nStop Failed  the fake driver reports success, and the server is Running still"},
+		}, "Create Succeeded\nStop Succeeded\nStop Failed  the fake driver reports success, but the server is still Running"},
 		"no right to act": {func(g *rig) {
 			g.engine.ensure = failWith(driver.Errorf(driver.ErrNotLeading, "the Lease lapsed"))
 		}, "Create Ended  the Lease lapsed"},

@@ -105,7 +105,7 @@ func TestStartThatFailsLate(t *testing.T) {
 	wantGrowing(t, waits)
 }
 
-// TestUpdateThatFailsInEachRun checks that a failed update takes no count of short runs away.
+// TestUpdateThatFailsInEachRun checks that a failed update does not reset the count of short runs.
 func TestUpdateThatFailsInEachRun(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
@@ -138,8 +138,8 @@ func TestUpdateOfANewSpecThatFails(t *testing.T) {
 	assert.True(t, got == 1, "it was tried %d times at once, want 1", got)
 }
 
-// TestPauseThatTakesLong checks that a pause which is reported while it is under way takes no count of
-// short runs away.
+// TestPauseThatTakesLong checks that a pause that is reported while it is under way does not reset the
+// count of short runs.
 func TestPauseThatTakesLong(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.setAction(api.ActionPaused)
@@ -204,8 +204,8 @@ func TestForcedStopThatIsTakenBack(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestStopsByOthersAfterAShortRun checks that a run which others have ended is followed by another,
-// whatever came before.
+// TestStopsByOthersAfterAShortRun checks that a run that others have ended is followed by another,
+// even after a short run.
 func TestStopsByOthersAfterAShortRun(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.endAs(fake.Exit{Reason: driver.ExitHostShutdown, At: g.clock.Now()})
@@ -217,7 +217,7 @@ func TestStopsByOthersAfterAShortRun(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
-// TestStopsByOthersWithCodeZero checks the same if the guest ends with code 0.
+// TestStopsByOthersWithCodeZero is TestStopsByOthersAfterAShortRun with a guest that ends with code 0.
 func TestStopsByOthersWithCodeZero(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.engine.disrupts.Store(true)
@@ -250,8 +250,8 @@ func TestFailedStartAfterAStopByOthers(t *testing.T) {
 	assert.True(t, g.server().Run != run, "%s %s", g.vm().Status.Phase, g.vm().Status.Reason)
 }
 
-// TestDrainInBackoff checks that what a drain waits for is removed while a start is delayed, which it
-// does not hasten.
+// TestDrainInBackoff checks that the remains that a drain waits for are removed while a start is delayed,
+// and that the start remains delayed.
 func TestDrainInBackoff(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	for range 8 {
@@ -278,7 +278,7 @@ func TestDrainInBackoff(t *testing.T) {
 	assert.Equal(t, "the next run was after", g.clock.Since(began), 128*time.Second)
 }
 
-// TestDrainInBackoffOfEphemeral checks the same for an ephemeral server, which is gone after that or
+// TestDrainInBackoffOfEphemeral is TestDrainInBackoff for an ephemeral server, which is then gone or
 // has another pod that has never run.
 func TestDrainInBackoffOfEphemeral(t *testing.T) {
 	for name, gated := range map[string]bool{"gone": false, "gated": true} {
@@ -321,7 +321,7 @@ func TestDrainInBackoffOfEphemeral(t *testing.T) {
 	}
 }
 
-// TestDrainInHold checks that what a drain waits for is removed soon while a failed start waits.
+// TestDrainInHold checks that the remains that a drain waits for are removed soon while a failed start waits.
 func TestDrainInHold(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	g.engine.ensure = failWith(driver.Errorf(driver.ErrRetry, "boom"))
@@ -401,9 +401,9 @@ func TestGuestThatEndsFirstInAStop(t *testing.T) {
 	}
 }
 
-// TestRepeatedEvictions checks that a server which its host evicts again and again is started again ever
-// later, although each run is longer than one that a crash ends may be. Neither another controller, nor a
-// driver that asks for updates, nor a failed start makes it forget that. A run of ten minutes does.
+// TestRepeatedEvictions checks that the delays grow for a server that its host evicts repeatedly, although
+// its runs are longer than those that count as crashes. Neither another controller, nor a driver that
+// asks for updates, nor a failed start resets the delays. A run of ten minutes does.
 func TestRepeatedEvictions(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.engine.disrupts.Store(true)
@@ -418,9 +418,15 @@ func TestRepeatedEvictions(t *testing.T) {
 		return g.untilNextRun()
 	}
 	waits := []time.Duration{runAndEvict(2 * time.Minute)}
+	g.engine.ensure = func(_ driver.ServerSpec, live call) (driver.Server, error) {
+		g.engine.needs.Store(false)
+		return live()
+	}
 	g.engine.needs.Store(true)
+	assert.NoError(t, g.memory.Edit("uid-1", func(r *fake.Record) { r.Load = 0.1 }))
+	g.eventually("asks for update", func() bool { return g.server().NeedsEnsure })
 	waits = append(waits, runAndEvict(2*time.Minute))
-	g.engine.needs.Store(false)
+	assert.True(t, !g.engine.needs.Load(), "the driver was not called for its update")
 	g.newReconciler()
 	waits = append(waits, runAndEvict(9*time.Minute), runAndEvict(2*time.Minute), runAndEvict(11*time.Minute))
 	want := []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second, 0}

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// pendingEvent is an event that is sent once its status is written.
+// pendingEvent is an event that is sent after the status is written.
 type pendingEvent struct {
 	kind, reason, action, text string
 }
@@ -31,9 +31,9 @@ var successReasons = map[api.OperationType]string{
 	api.OperationUpdate:  api.EventUpdated,
 }
 
-// addSuccessEvent records an action once it is complete. A creation is complete before the server is up,
-// which may take long in a cluster; its start is a separate event.
-func (p *pass) addSuccessEvent(action policy.Action, existed bool) {
+// successEvents returns the event of an action, if the action is complete. A creation is complete before the
+// server runs, because the start may take long in a cluster; the start has an event itself.
+func (p *pass) successEvents(action policy.Action, existed bool) []pendingEvent {
 	reason, server := successReasons[action.Operation], p.observed.Server
 	isCreated := action.Operation == api.OperationCreate && server.State == driver.StateStarting
 	if action.Operation == api.OperationUpdate {
@@ -41,7 +41,7 @@ func (p *pass) addSuccessEvent(action policy.Action, existed bool) {
 	}
 	isIncomplete := isUnderWay(p.observed.Observation) && !isCreated || startsLater(action.Operation, p.observed.Observation)
 	if reason == "" || isIncomplete || p.vm.DeletionTimestamp != nil {
-		return
+		return nil
 	}
 	if action.Operation == api.OperationCreate && !existed && p.base.Status.StartTime != nil {
 		reason = api.EventRecreated
@@ -50,10 +50,10 @@ func (p *pass) addSuccessEvent(action policy.Action, existed bool) {
 	if server.Host != "" {
 		text += ", host " + server.Host
 	}
-	p.events = append(p.events, pendingEvent{corev1.EventTypeNormal, reason, string(action.Operation), text})
+	return []pendingEvent{{corev1.EventTypeNormal, reason, string(action.Operation), text}}
 }
 
-// updateReason returns the reason of the event of an update, "" if it has none.
+// updateReason returns the reason of the event of an update, or "" if the update needs no event.
 func (p *pass) updateReason(followsUp bool) string {
 	switch {
 	case p.base.Status.ObservedGeneration < 1:
@@ -66,11 +66,11 @@ func (p *pass) updateReason(followsUp bool) string {
 	return api.EventUpdated
 }
 
-func (p *pass) addFailureEvent(operation api.OperationType, err error) {
-	p.events = append(p.events, pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)})
+func failureEvent(operation api.OperationType, err error) pendingEvent {
+	return pendingEvent{corev1.EventTypeWarning, reasonOf(err), string(operation), fmt.Sprintf("%s: %v", operation, err)}
 }
 
-// observedReasons are the reasons that cause an event when the status adopts them.
+// observedReasons has the reasons that cause an event when a status begins to have them, with the type of the event.
 var observedReasons = map[string]string{
 	api.ReasonCompleted:         corev1.EventTypeNormal,
 	api.ReasonExited:            corev1.EventTypeWarning,
@@ -84,35 +84,41 @@ var observedReasons = map[string]string{
 	api.ReasonVolumeDeleting:    corev1.EventTypeWarning,
 }
 
-// addChangeEvents records what the new status shows that no step of this pass did:
-// an operation that completed, and an observed reason.
+// addChangeEvents adds the events of changes in the status that no step of this pass made:
+// an operation that has completed, and a new reason of observedReasons.
 func (p *pass) addChangeEvents(before *api.VirtualMachineStatus) {
 	p.detectFirstCrash(before)
 	after := &p.base.Status
 	op := before.Operation
-	isOver := op != nil && after.Operation == nil && op.Failure != api.FailureExited
+	isOver := op != nil && after.Operation == nil && op.Failure != api.FailureExited && !isPartOfEnd(op, before, after)
 	switch {
 	case p.operation != "":
 	case isOver && len(p.events) == 0 && successReasons[op.Type] != "":
-		p.addSuccessEvent(policy.Action{Operation: op.Type}, true)
+		p.events = p.successEvents(policy.Action{Operation: op.Type}, true)
 	case p.hasStarted(op):
-		p.addSuccessEvent(policy.Action{Operation: api.OperationStart}, true)
+		p.events = append(p.events, p.successEvents(policy.Action{Operation: api.OperationStart}, true)...)
 	}
 	if kind := observedReasons[after.Reason]; kind != "" && before.Reason != after.Reason {
 		p.events = append(p.events, pendingEvent{kind, after.Reason, "Observe", after.Message})
 	}
 }
 
-// hasStarted reports whether a server runs now that was starting when the pass began: after its creation,
-// whose event may still be due, or after it ended by itself, when the operation lasts until the run has
-// proven stable.
+// isPartOfEnd reports whether an update was a part of the end of a run: driver pod ends the other containers of a pod
+// once its machine has ended. Users have changed nothing.
+func isPartOfEnd(op *api.Operation, before, after *api.VirtualMachineStatus) bool {
+	return op.Type == api.OperationUpdate && before.Reason != after.Reason && after.Reason == api.ReasonCompleted
+}
+
+// hasStarted reports whether the server runs now and was starting when the pass began, after a creation or after
+// an end by itself. The operation does not tell: the event of the creation may still be due, and an operation
+// that counts starts lasts until the run is stable.
 func (p *pass) hasStarted(op *api.Operation) bool {
 	isStart := op == nil || op.Type == api.OperationCreate || op.Type == api.OperationStart
 	return isStart && p.wasStarting && p.observed.IsRunning()
 }
 
-// detectEnd records that the run of a server that was last reported as on ends or has ended without
-// Drover: that it has failed by itself, or that others end it.
+// detectEnd sets f.ended if the server was last reported as on, and its run has ended or is ending without
+// Drover: because the server has failed by itself, or because others end it.
 func (f *facts) detectEnd() {
 	had, server := f.vm.Status.Server, f.observed.Server
 	switch {
@@ -124,8 +130,8 @@ func (f *facts) detectEnd() {
 	}
 }
 
-// disruptionEvent returns the event of a run that others end or have ended, nil if that was Drover, which
-// has not reported it.
+// disruptionEvent returns the event of a run that others end or have ended. It returns nil if the spec wants the
+// server stopped: then Drover may have ended the run without having reported it yet.
 func (f *facts) disruptionEvent() *pendingEvent {
 	server := f.observed.Server
 	if f.vm.Spec.Action == api.ActionStopped {
@@ -138,7 +144,7 @@ func (f *facts) disruptionEvent() *pendingEvent {
 	return &pendingEvent{corev1.EventTypeNormal, api.EventDisrupted, "Observe", text}
 }
 
-// crashEvent returns the event of a server that has failed by itself, nil if it has not failed.
+// crashEvent returns the event of a server that has failed by itself, or nil if the server has not failed.
 func crashEvent(server driver.Server) *pendingEvent {
 	if server.Exit == nil || server.Exit.Code == 0 || server.Exit.ByHost() {
 		return nil
@@ -150,8 +156,8 @@ func crashEvent(server driver.Server) *pendingEvent {
 	return &pendingEvent{corev1.EventTypeWarning, api.EventCrashed, "Observe", text}
 }
 
-// detectFirstCrash records that a server which this pass has made failed at once, so that no status
-// has it as on: detectEnd finds only the ends of runs that were reported.
+// detectFirstCrash sets p.ended if this pass has created the server and the server has failed at once. detectEnd
+// finds only the ends of runs that a status has reported as on.
 func (p *pass) detectFirstCrash(before *api.VirtualMachineStatus) {
 	server, isNew := p.observed.Server, before.Server == nil || before.Server.ID != p.observed.Server.ID
 	if p.ended == nil && isNew && p.decision.Action.Operation == api.OperationCreate && hasEnded(server.State) && !p.isEndedByDrover() {
@@ -159,13 +165,13 @@ func (p *pass) detectFirstCrash(before *api.VirtualMachineStatus) {
 	}
 }
 
-// isEnding reports whether the run has ended in this state, or ends.
+// isEnding reports whether the run of a server in this state has ended or is ending.
 func isEnding(s driver.State) bool { return hasEnded(s) || s == driver.StateStopping }
 
-// hasEnded reports whether the run has ended in this state.
+// hasEnded reports whether the run of a server in this state has ended.
 func hasEnded(s driver.State) bool { return s == driver.StateStopped || s == driver.StateRestarting }
 
-// isEndedByDrover reports whether Drover has ended the server's run, or is about to.
+// isEndedByDrover reports whether Drover has ended the server's run, or is ending it.
 func (f *facts) isEndedByDrover() bool {
 	op := f.vm.Status.Operation
 	restarted := op != nil && op.Type == api.OperationRestart && op.Run == f.observed.Server.Run
@@ -175,8 +181,8 @@ func (f *facts) isEndedByDrover() bool {
 // emitEvents sends the events of the pass.
 func (p *pass) emitEvents(before *api.VirtualMachineStatus) {
 	p.addChangeEvents(before)
-	for _, n := range p.allEvents() {
-		p.r.Recorder.Eventf(p.base, nil, n.kind, n.reason, n.action, "%s", truncateEvent(n.text))
+	for _, e := range p.allEvents() {
+		p.r.Recorder.Eventf(p.base, nil, e.kind, e.reason, e.action, "%s", truncateEvent(e.text))
 	}
 	p.events, p.ended = nil, nil
 }
@@ -198,7 +204,7 @@ func truncateEvent(text string) string {
 	return text
 }
 
-// shortID is the beginning of a long ID. A pod's is its namespace and name, whose end matters.
+// shortID returns the beginning of a long ID. It does not cut the ID of a pod, which is the pod's namespace and name.
 func shortID(id string) string {
 	const most = 12
 	if len(id) > most && !strings.Contains(id, "/") {
@@ -225,8 +231,7 @@ func (r *Reconciler) ReportFinding(f inventory.Finding) {
 	r.Recorder.Eventf(vm, nil, corev1.EventTypeWarning, reason, "Sweep", "server %s on %s: %s", shortID(f.Server.ID), r.Driver, f.Message)
 }
 
-// clusterNamespace returns the namespace that stands for the cluster in events that
-// belong to no object.
+// clusterNamespace returns the namespace that stands for the cluster, for events without an object.
 func clusterNamespace() *corev1.Namespace {
 	ns := &corev1.Namespace{}
 	ns.Name = "kube-system"

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// passOf returns a pass that has made an observation, of a VirtualMachine that is written as it is.
+// passOf returns a pass that has made an observation of an unchanged VirtualMachine.
 func passOf(vm *framework.VMBuilder, o inventory.Observation) *pass {
 	object := vm.Obj()
 	return &pass{r: &Reconciler{Driver: "pod"}, facts: facts{base: object, vm: object.DeepCopy(), observed: observation{Observation: o}}}
@@ -84,7 +84,7 @@ func TestDetectEnd(t *testing.T) {
 	}
 }
 
-// TestFirstCrash checks that a server that fails as soon as it is made has an event of that, once.
+// TestFirstCrash checks that a server that fails as soon as it is created gets one event about it.
 func TestFirstCrash(t *testing.T) {
 	t.Parallel()
 	restarting := vmtest.ChangeServer(vmtest.Ended(3), func(s *driver.Server) { s.State = driver.StateRestarting })
@@ -114,7 +114,7 @@ func TestFirstCrash(t *testing.T) {
 	}
 }
 
-// TestSuccessEvents checks the events of steps whose end takes longer than the step.
+// TestSuccessEvents checks the events of steps that have their effect after they have returned.
 func TestSuccessEvents(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
@@ -135,7 +135,7 @@ func TestSuccessEvents(t *testing.T) {
 			t.Parallel()
 			p := passOf(vmtest.ReportedVM(), vmtest.ChangeServer(vmtest.Present(tc.state), func(s *driver.Server) { s.Host = "n1" }))
 			p.began = tc.began
-			p.addSuccessEvent(tc.action, false)
+			p.events = p.successEvents(tc.action, false)
 			wantEvent(t, onlyEvent(t, p), corev1.EventTypeNormal, tc.reason, tc.text)
 		})
 	}
@@ -171,6 +171,7 @@ func TestChangeEvents(t *testing.T) {
 		"has started again":         {status(api.ReasonStarting, driver.StateStarting, again), status(api.ReasonRunning, driver.StateRunning, again), corev1.EventTypeNormal, api.EventStarted, "Started server id-1 on pod, host n1"},
 		"runs on":                   {before: status(api.ReasonRunning, driver.StateRunning, again), after: status(api.ReasonRunning, driver.StateRunning, again)},
 		"has proven stable":         {before: status(api.ReasonRunning, driver.StateRunning, again), after: status(api.ReasonRunning, driver.StateRunning, nil)},
+		"has completed by update":   {status(api.ReasonUpdating, driver.StateStopping, &api.Operation{Type: api.OperationUpdate}), status(api.ReasonCompleted, driver.StateStopped, nil), corev1.EventTypeNormal, api.ReasonCompleted, "why"},
 		"finds no node":             {starting, status(api.ReasonUnschedulable, driver.StateStarting, start), corev1.EventTypeWarning, api.ReasonUnschedulable, "why"},
 		"finds no node still":       {before: status(api.ReasonUnschedulable, driver.StateStarting, start), after: status(api.ReasonUnschedulable, driver.StateStarting, start)},
 		"is on a node that is lost": {status(api.ReasonRunning, driver.StateRunning, nil), status(api.ReasonUnresponsive, driver.StateRunning, nil), corev1.EventTypeWarning, api.ReasonUnresponsive, "why"},
@@ -187,8 +188,8 @@ func TestChangeEvents(t *testing.T) {
 	}
 }
 
-// TestStartSoonAfterCreation checks that a server which runs before its creation was reported has both
-// events, and that one which ran at once has one.
+// TestStartSoonAfterCreation checks that a server that runs before its creation was reported gets two
+// events, and that a server that ran at once gets one.
 func TestStartSoonAfterCreation(t *testing.T) {
 	t.Parallel()
 	for wasStarting, want := range map[bool][]string{true: {api.EventCreated, api.EventStarted}, false: {api.EventCreated}} {
@@ -203,8 +204,8 @@ func TestStartSoonAfterCreation(t *testing.T) {
 	}
 }
 
-// TestHeldDeletion checks that a deletion which others hold is reported once it lasts, by a condition and an event
-// that name what holds it, and that it is neither looked at each second meanwhile nor forgotten.
+// TestHeldDeletion checks that a deletion that others hold is reported once it lasts, by a condition and an event
+// that name the holder, and that passes for it are rare but do not end.
 func TestHeldDeletion(t *testing.T) {
 	t.Parallel()
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))

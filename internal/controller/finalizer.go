@@ -14,11 +14,12 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// ensureFinalizer puts the finalizer and the binding on a VirtualMachine before
-// anything exists for it outside of the API. It restores them if a user's manifest
-// has dropped them, and binds a copy of another object afresh. It returns the object as
-// written. While the engine's identity is unknown it leaves an unbound object unchanged, and
-// one whose binding lacks a UID until that is set; nothing is created either.
+// ensureFinalizer puts the finalizer and the binding on a VirtualMachine before anything exists for the
+// VirtualMachine outside of the API, and returns the object as written. It restores both if a user's
+// manifest has dropped them, and gives a copy of another object a new binding.
+//
+// It does not change an unbound object while the ID of the engine is unknown, nor an object
+// whose binding lacks a UID. Nothing is created for such an object either.
 func (r *Reconciler) ensureFinalizer(ctx context.Context, vm *api.VirtualMachine) (*api.VirtualMachine, error) {
 	if vm.DeletionTimestamp != nil || r.Inventory == nil {
 		return vm, nil

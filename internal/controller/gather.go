@@ -14,17 +14,16 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// observation is the known state of a VirtualMachine's server. It is live if the
-// engine itself has just answered, and nothing was done since.
+// observation is the known state of a VirtualMachine's server. It is live if it comes
+// from a query of the engine, after which nothing was done.
 type observation struct {
 	inventory.Observation
 	live bool
 }
 
-// gatherFacts combines the VirtualMachine, the inventory's answer, and the work that an earlier
-// pass could not report. before is the VirtualMachine before this pass has bound it,
-// and vm itself if there was nothing to write. A status that was copied with the
-// object says nothing about this one and counts as empty.
+// gatherFacts combines the VirtualMachine, the inventory's answer, and the work that an earlier pass
+// could not report. before is the VirtualMachine before this pass has bound it, or vm itself if this pass
+// did not have to bind it. A status that was copied from another object counts as empty.
 func (r *Reconciler) gatherFacts(ctx context.Context, before, vm *api.VirtualMachine) facts {
 	written := before != vm
 	if policy.IsStatusCopied(vm) {
@@ -39,14 +38,15 @@ func (r *Reconciler) gatherFacts(ctx context.Context, before, vm *api.VirtualMac
 	if f.isDoubtful(r.Inventory) {
 		_ = f.observeLive(ctx, r.Inventory) // the observation has the error
 	}
-	// What confirms a step is read after the object, so this answer does not count as live. No server can
-	// exist before the first binding, so there is nothing to query live.
+	// The answer is older than vm, so it cannot confirm a step and does not count as live. The exception is the
+	// first binding: no server can exist before it.
 	f.observed.live = written && !policy.IsBound(before) && f.observed.Answer == inventory.Gone && vm.Status.ObservedGeneration < 1
 	if left := r.findUnreported(vm); left != nil {
 		f.vm.Status, f.events, f.unreported = *left.status.DeepCopy(), left.events, true
 	} else {
 		f.detectEnd()
 	}
+	f.files = r.files.Check(f.base, f.observed.Observation) //nolint:contextcheck // the work outlives the pass
 	if op := vm.Status.Operation; op != nil {
 		f.began = op.Type
 	}
@@ -74,7 +74,7 @@ func (s *step) observeCached() {
 }
 
 // isDoubtful reports whether the inventory's answer differs from the status and is older than
-// this leadership, so that the status may be the newer one.
+// this leadership, so that the status may be newer than the answer.
 func (f *facts) isDoubtful(inv *inventory.Inventory) bool {
 	observed := f.observed.Observation
 	if inv == nil || observed.Answer == inventory.Unknown || policy.IsOtherEngine(policy.BindingOf(f.vm), observed.EngineID) {
@@ -83,8 +83,8 @@ func (f *facts) isDoubtful(inv *inventory.Inventory) bool {
 	return inv.IsOld(f.vm.UID) && !translate.IsAsReported(f.vm, observed)
 }
 
-// observeLive updates the observation by querying the engine. If the engine does
-// not answer, the server is unknown afterwards.
+// observeLive updates the observation by querying the engine. If the engine does not
+// answer, the server counts as unknown.
 func (f *facts) observeLive(ctx context.Context, inv *inventory.Inventory) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -188,9 +188,9 @@ func (s *step) confirmGone(ctx context.Context) bool {
 	return s.deletionBlocker == ""
 }
 
-// checkOtherDrivers refuses a creation while another driver's engine is known to
-// have a server of the VirtualMachine. That happens if a user removed or edited the
-// binding before the first status write. Such a binding does not enter the status.
+// checkOtherDrivers returns an error if another driver's engine is known to have a server
+// of the VirtualMachine, as after a user has removed or edited the binding before the
+// first status write. Drover then neither creates a server nor writes the binding to the status.
 func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	for _, inv := range r.Inventories {
 		if inv == r.Inventory {
@@ -205,8 +205,8 @@ func (r *Reconciler) checkOtherDrivers(vm *api.VirtualMachine) error {
 	return nil
 }
 
-// queryAllDrivers queries every driver live for the server of a VirtualMachine whose
-// binding is lost. It returns why the server may still exist, or "" if it does not.
+// queryAllDrivers asks every driver live for the server of a VirtualMachine whose binding
+// is lost. It returns why the server may still exist, or "" if no driver has it.
 func (r *Reconciler) queryAllDrivers(ctx context.Context, vm *api.VirtualMachine) string {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -229,9 +229,8 @@ func deletionBlockerText(vm *api.VirtualMachine, cause string) string {
 		api.AnnotationBound, cause, vm.UID, api.FinalizerServer)
 }
 
-// inputOf returns the input of the next decision, which is also recorded: facts of the object and
-// its server that are named here, and no others. The readiness probe of a server that the last
-// step started begins here.
+// inputOf returns the input of the next decision. The input is recorded, so it contains only the facts
+// that are named here. inputOf also starts the readiness probe of a server that runs now.
 func (r *Reconciler) inputOf(known facts) policy.Input {
 	now := r.Clock.Now()
 	probe := r.probes.Check(known.base, known.observed.Observation)

@@ -28,8 +28,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// recordedTexts are the texts that a record has, by their path in its JSON, and the field of the
-// object or the server that each comes from. Everyone who may read the status may read them.
+// recordedTexts maps paths in a record's JSON to the field of the object or the server that is the source
+// of the text. Everyone who may read the status may read these texts.
 var recordedTexts = map[string]string{
 	"vm.namespace": "VM.ObjectMeta.Namespace", "vm.name": "VM.ObjectMeta.Name", "vm.uid": "VM.ObjectMeta.UID",
 	"vm.binding.driver": "VM.Status.Binding.Driver", "vm.binding.engineID": "VM.Status.Binding.EngineID", "vm.binding.uid": "VM.ObjectMeta.UID",
@@ -63,7 +63,7 @@ func fullStep() *step {
 	return stepOf(&vm, observed)
 }
 
-// plant puts something into every field of a value that has a path.
+// plant sets every field of a value, texts to their path.
 func plant(v reflect.Value, path string) {
 	switch value := v.Addr().Interface().(type) {
 	case *metav1.Time:
@@ -110,8 +110,8 @@ func plant(v reflect.Value, path string) {
 	}
 }
 
-// TestOnlyAllowedTextsAreRecorded has a text everywhere in an object and a server, and looks which
-// of them the record has.
+// TestOnlyAllowedTextsAreRecorded sets every text of an object and a server, and checks which of them
+// the record has.
 func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 	t.Parallel()
 	p := fullStep()
@@ -147,8 +147,8 @@ func TestOnlyAllowedTextsAreRecorded(t *testing.T) {
 	}
 }
 
-// TestEveryFactIsFilledIn fails for a field of an input for which nothing of an object or a server
-// is the source.
+// TestEveryFactIsFilledIn fails for a field of an input that is not filled from the object or the
+// server.
 func TestEveryFactIsFilledIn(t *testing.T) {
 	t.Parallel()
 	p := fullStep()
@@ -166,7 +166,7 @@ func TestEveryFactIsFilledIn(t *testing.T) {
 	}
 	in.VM.IsBound = true // a binding that differs from the annotation
 	exit := &in.Observed.Server.Exit
-	exit.NeverRan, exit.NotStarted = true, true // TestExitFacts
+	exit.NeverRan, exit.StartFailed = true, true // TestExitFacts
 	check("VM", reflect.ValueOf(in.VM))
 	check("Observed", reflect.ValueOf(in.Observed))
 }
@@ -179,7 +179,7 @@ func TestExitFacts(t *testing.T) {
 		driver.ExitHostShutdown: {ByHost: true},
 		driver.ExitNeverRan:     {NeverRan: true},
 		driver.ExitRejected:     {NeverRan: true},
-		driver.ExitNotStarted:   {NeverRan: true, NotStarted: true},
+		driver.ExitNotStarted:   {NeverRan: true, StartFailed: true},
 	} {
 		want.HasEnded, want.Reason = true, reason
 		got := translate.Server(&driver.Server{Exit: &driver.Exit{Reason: reason}}).Exit

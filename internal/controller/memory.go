@@ -14,18 +14,18 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// stage is a stage of a creation or deletion that is not written yet, and when it was first seen.
+// stage is a stage of a creation or deletion that no status reports yet, and when a pass first saw it.
 type stage struct {
 	uid    types.UID
 	reason string
 	since  time.Time
 }
 
-// stages has the stages that are not written yet.
+// stages has the stage of each VirtualMachine that no status reports yet.
 type stages struct{ facttimes.PerVM[stage] }
 
-// foundSince returns when passes first found the stage that a status would have now,
-// while the API still has another one.
+// foundSince returns since when passes have found the stage of next, while the status in the
+// API still reports an earlier stage.
 func (s *stages) foundSince(vm *api.VirtualMachine, next *api.VirtualMachineStatus, now time.Time) time.Time {
 	key := facttimes.KeyOf(vm)
 	if !isProgress(&vm.Status, next) || vm.Status.Reason == next.Reason {
@@ -39,7 +39,7 @@ func (s *stages) foundSince(vm *api.VirtualMachine, next *api.VirtualMachineStat
 	return now
 }
 
-// unreportedWork is the work that a pass did but could not write, for example after a conflict.
+// unreportedWork is the work of a pass that it could not report in the status, for example after a conflict.
 type unreportedWork struct {
 	// base is the object in the API. status is the status after the work.
 	base   *api.VirtualMachine
@@ -47,8 +47,8 @@ type unreportedWork struct {
 	events []pendingEvent
 }
 
-// findUnreported returns what was done for the object but is not in its status yet.
-// It is nil if the status was written by another process since.
+// findUnreported returns what was done for the object but is not in its status yet. It
+// returns nil if another process has written the status since.
 func (r *Reconciler) findUnreported(vm *api.VirtualMachine) *unreportedWork {
 	left := r.unreported.Get(facttimes.KeyOf(vm))
 	if left == nil || left.base.UID != vm.UID || !equality.Semantic.DeepEqual(&left.base.Status, &vm.Status) {
@@ -57,7 +57,7 @@ func (r *Reconciler) findUnreported(vm *api.VirtualMachine) *unreportedWork {
 	return left
 }
 
-// storeUnreported records what the pass did, unless that was written.
+// storeUnreported keeps what the pass did, unless the status reports it.
 func (r *Reconciler) storeUnreported(known facts, decision policy.Decision) {
 	p := pass{r, known, decision}
 	if !p.unreported {
@@ -71,12 +71,12 @@ func (r *Reconciler) storeUnreported(known facts, decision policy.Decision) {
 	r.unreported.Set(facttimes.KeyOf(p.base), &unreportedWork{p.base, status, p.allEvents()})
 }
 
-// forgetObject drops all state about an object that is gone or belongs to another
-// driver.
+// forgetObject drops everything that is kept about an object that is gone or belongs to another driver.
 func (r *Reconciler) forgetObject(key types.NamespacedName) {
 	r.Client.Forget(key)
 	r.unreported.Forget(key)
 	r.stages.Forget(key)
 	r.times.Forget(key)
 	r.probes.Forget(key)
+	r.files.Forget(key)
 }

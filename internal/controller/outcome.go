@@ -68,7 +68,7 @@ func (s *step) recordObjects(ctx context.Context, first *driver.RecordFirstError
 	if s.decision.Action.ShortRuns > 0 {
 		s.countShortRun() // an ephemeral server, whose run has ended, may be gone in the next step
 	}
-	if _, err := s.writeStatus(ctx); err != nil {
+	if s.facts, _, err = s.r.writeStatus(ctx, s.facts, s.decision); err != nil {
 		s.vm.Status.Objects, s.vm.Status.Operation = before, op // what is not recorded is not passed to the driver
 		return nil, err
 	}
@@ -83,8 +83,8 @@ func (s *step) recordObjects(ctx context.Context, first *driver.RecordFirstError
 	return first.Failure, nil
 }
 
-// finishDecision records what came of the decision. Of an error of the API server only the kind
-// is recorded, since its text may be that of something between.
+// finishDecision records the outcome of the last decision. Of an error of the API server it records
+// only the kind, since a proxy or a webhook may have written the text.
 func (r *Reconciler) finishDecision(vm *api.VirtualMachine, result decisions.Result, err error) {
 	if r.Decisions == nil {
 		return
@@ -110,7 +110,7 @@ func stateText(observed inventory.Observation) string {
 func (s *step) recordSuccess(existed bool) {
 	status, action := &s.vm.Status, s.decision.Action
 	s.operation, s.recordings = action.Operation, 0
-	s.addSuccessEvent(action, existed)
+	s.events = append(s.events, s.pass().successEvents(action, existed)...)
 	s.recordRestart()
 	op := status.Operation
 	if startsLater(action.Operation, s.observed.Observation) {
@@ -127,7 +127,7 @@ func (s *step) recordSuccess(existed bool) {
 	case op == nil || op.Type != action.Operation:
 	case action.Operation == api.OperationRestart:
 		if action.BeginsStop && s.observed.Server.State == driver.StateStopping {
-			op.StartedAt = s.microNow() // the stop has begun, and with it the grace period
+			op.StartedAt = metav1.NewMicroTime(s.r.Clock.Now()) // the stop has begun, and with it the grace period
 		}
 	case !isUnderWay(s.observed.Observation):
 		status.Operation = nil
@@ -136,15 +136,15 @@ func (s *step) recordSuccess(existed bool) {
 
 // countShortRun records that a start follows a short run, whoever has ended that.
 func (s *step) countShortRun() {
-	op := s.newOperation()
+	op := s.r.newOperation(s.vm, s.decision.Action.Operation)
 	op.Type = api.OperationStart
 	op.Attempts, op.Run, op.Evicted = s.decision.Action.ShortRuns, s.decision.Action.CrashedRun, s.decision.Action.Evicted
 	op.Failure, op.Reason, op.LastError = api.FailureExited, s.decision.Status.Reason, translate.Truncate(s.decision.Status.Message)
 	s.vm.Status.Operation = op
 }
 
-// isUnderWay reports whether the engine is still carrying out a request, so that
-// the operation's failures still count.
+// isUnderWay reports whether the engine is still carrying out a request, so that the
+// failures of the operation still count.
 func isUnderWay(observed inventory.Observation) bool {
 	if observed.Answer != inventory.Present {
 		return false
@@ -157,8 +157,8 @@ func isUnderWay(observed inventory.Observation) bool {
 	return false
 }
 
-// startsLater reports whether a start that was requested has yet to begin: it waits for an image, or until
-// the engine has removed the last run.
+// startsLater reports whether a requested start has not begun yet, because it waits for an image or until the
+// engine has removed the last run.
 func startsLater(operation api.OperationType, observed inventory.Observation) bool {
 	isStart := operation == api.OperationStart || operation == api.OperationRestart
 	return isStart && observed.Answer == inventory.Present && observed.Server.State == driver.StateStopped && observed.Server.Progress != ""
@@ -191,8 +191,8 @@ func (s *step) recordFailure(err error) {
 		next := metav1.NewMicroTime(s.r.Clock.Now().Add(policy.Backoff(op.Attempts, op.Failure == api.FailureExhausted)))
 		op.NextRetryTime = &next
 	}
-	status.Operation, status.Server = op, s.serverStatus()
-	s.addFailureEvent(s.decision.Action.Operation, err)
+	status.Operation, status.Server = op, s.pass().serverStatus()
+	s.events = append(s.events, failureEvent(s.decision.Action.Operation, err))
 }
 
 // recordRestart records that a restart was done, before another operation takes the place of the one
@@ -206,7 +206,7 @@ func (s *step) recordRestart() {
 // failedOperation returns the operation that failed, with its earlier attempts. If an operation
 // counts starts, it continues to count, with the failure of the action that was to change the run.
 func (s *step) failedOperation() *api.Operation {
-	op := s.newOperation()
+	op := s.r.newOperation(s.vm, s.decision.Action.Operation)
 	op.Run = s.decision.Action.EndRun
 	switch have := s.vm.Status.Operation; {
 	case facttimes.IsCounting(have) && changesRun(op.Type):
@@ -222,16 +222,14 @@ func (s *step) failedOperation() *api.Operation {
 	return op
 }
 
-// newOperation returns the decided operation as it begins.
-func (p *pass) newOperation() *api.Operation {
-	return &api.Operation{Type: p.decision.Action.Operation, Generation: p.vm.Generation, StartedAt: p.microNow(), Epoch: p.r.leaderEpoch()}
+// newOperation returns an operation as the status records it when it begins.
+func (r *Reconciler) newOperation(vm *api.VirtualMachine, kind api.OperationType) *api.Operation {
+	return &api.Operation{Type: kind, Generation: vm.Generation, StartedAt: metav1.NewMicroTime(r.Clock.Now()), Epoch: r.leaderEpoch()}
 }
-
-func (p *pass) microNow() metav1.MicroTime { return metav1.NewMicroTime(p.r.Clock.Now()) }
 
 func (r *Reconciler) leaderEpoch() int64 { return int64(r.Epoch()) } //nolint:gosec // a resourceVersion
 
-// failureOf returns the kind of a failure, which decides when to retry.
+// failureOf returns the kind of a failure, on which the time of the next try depends.
 func failureOf(err error) api.OperationFailure {
 	switch {
 	case errors.Is(err, driver.ErrInvalid), errors.Is(err, driver.ErrUnsupported):

@@ -16,6 +16,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/facttimes"
+	"cloudnative.tw/drover/internal/controller/filesync"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/recorder"
 	"cloudnative.tw/drover/internal/controller/vmclient"
@@ -28,14 +29,12 @@ import (
 const (
 	// callTimeout bounds one call to a driver.
 	callTimeout = 30 * time.Second
-	// conflictRetry is the delay before a write that met a conflict is retried. By
-	// then the watch has delivered the newer object.
+	// conflictRetry is the delay before another pass after a write has failed with a
+	// conflict. By then the watch has delivered the newer object.
 	conflictRetry = 50 * time.Millisecond
-	// fencedRetry is the delay before a step is retried that this process was not
-	// allowed to take.
+	// fencedRetry is the delay before another pass after this process was not allowed to take a step.
 	fencedRetry = 500 * time.Millisecond
-	// maxSteps bounds the steps of one reconcile pass; the next pass continues from
-	// there.
+	// maxSteps bounds the steps of one pass. The next pass takes further steps.
 	maxSteps = 6
 )
 
@@ -44,17 +43,17 @@ type Reconciler struct {
 	Client   *vmclient.Client
 	Recorder events.EventRecorder
 	Clock    clock.WithTicker
-	// Driver names the driver; empty for VMs whose driver does not run here.
+	// Driver is the name of the driver, empty for VMs whose driver does not run here.
 	Driver string
 	// Drivers are the names of all drivers that run here, the default first.
 	Drivers []string
-	// Inventory of the driver; nil where Driver is empty.
+	// Inventory is the inventory of the driver, nil if Driver is empty.
 	Inventory *inventory.Inventory
 	// Epoch returns the epoch of this leader, 0 on a standby.
 	Epoch func() uint64
 	// MayAct returns an error while this process is not certain to lead.
 	MayAct func() error
-	// Decisions records what is decided; nil records nothing.
+	// Decisions records the decisions. A nil Recorder records nothing.
 	Decisions *recorder.Recorder
 
 	// Inventories are the inventories of all drivers that run here.
@@ -64,17 +63,18 @@ type Reconciler struct {
 	stages     stages
 	times      facttimes.FactTimes
 	probes     *probe.Prober
+	files      *filesync.Syncer
 }
 
-// Reconcile compares a VirtualMachine with its server and takes the step that makes
-// them agree. Up to maxSteps steps that end at once are taken in the same pass.
+// Reconcile compares a VirtualMachine with its server and takes steps until the server is
+// as the object says, or until a step has to wait. It takes at most maxSteps steps.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	vm, err := r.Client.Read(ctx, req.NamespacedName)
 	if err != nil || vm != nil && vmclient.IsFinalized(vm) {
 		return ctrl.Result{}, err
 	}
 	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {
-		r.forgetObject(req.NamespacedName) // it is gone, or the orphan of another driver with this name
+		r.forgetObject(req.NamespacedName) // the VirtualMachine is gone, or belongs to another driver
 		return ctrl.Result{}, nil
 	}
 	bound, err := r.ensureFinalizer(ctx, vm)
@@ -91,18 +91,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 		known, decision = r.decideNext(known, decision, succeeded) //nolint:contextcheck // as above
 	}
+	known.files = r.files.Check(known.base, known.observed.Observation) //nolint:contextcheck // as above
 	known, result, err := r.reportStatus(ctx, known, decision)
 	r.storeUnreported(known, decision)
 	return result, err
 }
 
-// facts has the knowledge of a pass: gatherFacts returns it, and each step returns it updated.
+// facts has the knowledge of a pass: gatherFacts returns the first facts, and each step returns updated facts.
 type facts struct {
-	// base is the object as in the API. baseLive is set once the API itself has
-	// confirmed it in this pass.
+	// base is the object as it is in the API. baseLive is set once the API server has
+	// confirmed base in this pass.
 	base     *api.VirtualMachine
 	baseLive bool
-	// vm is base, with the status that follows from the steps that were taken.
+	// vm is base with the status that results from the steps of this pass.
 	vm *api.VirtualMachine
 	// observed is the known state of the server.
 	observed observation
@@ -110,27 +111,29 @@ type facts struct {
 	passedGeneration int64
 	// stoppedRun is the run that had ended on request when the pass began.
 	stoppedRun string
-	// began is the operation that was under way when the pass began, and wasStarting is set if the
-	// server was starting then.
+	// began is the operation that was under way when the pass began. wasStarting is set if the
+	// server was starting when the pass began.
 	began       api.OperationType
 	wasStarting bool
-	// deletionBlocker says why the server may still be on another driver's engine.
+	// deletionBlocker says why the deletion waits: another driver's engine has the server, or may have it.
 	deletionBlocker string
+	// files is the last result for spec.files.
+	files filesync.Result
 	done
 }
 
-// done has the results of the steps of a pass.
+// done has the results of the steps that a pass has taken.
 type done struct {
-	// operation is the one that has just succeeded.
+	// operation is the operation that has just succeeded.
 	operation api.OperationType
-	// recordings counts the steps in a row that had objects recorded and did nothing else.
+	// recordings counts the steps in a row that only recorded objects in the status.
 	recordings int
 	// vanished is set once the driver did not find the server that was observed.
 	vanished bool
-	// unreported is set while the status does not record what was done.
+	// unreported is set while the status does not report what was done.
 	unreported bool
-	// events report what was done, and ended reports a run that was
-	// observed to end without Drover.
+	// events are the events of the steps. ended is the event of a run that was observed
+	// to end without Drover.
 	events []pendingEvent
 	ended  *pendingEvent
 }
@@ -142,7 +145,7 @@ type pass struct {
 	decision policy.Decision
 }
 
-// decideFrom makes the decision that follows from the present facts.
+// decideFrom makes and records the decision that follows from the known facts.
 func (r *Reconciler) decideFrom(known facts) policy.Decision {
 	in := r.inputOf(known)
 	decision := policy.Decide(in)
@@ -150,31 +153,33 @@ func (r *Reconciler) decideFrom(known facts) policy.Decision {
 	return decision
 }
 
-// decideNext decides again after a step. If the step that has just succeeded is due again, it had
-// no effect, which counts as a failure.
+// decideNext decides again after a step. If a step has succeeded and the same step is due again, the step
+// had no effect and counts as failed.
 func (r *Reconciler) decideNext(known facts, last policy.Decision, succeeded bool) (facts, policy.Decision) {
 	decision := r.decideFrom(known)
 	if !succeeded || !decision.Action.IsSameStep(last.Action) {
 		return known, decision
 	}
-	s := step{pass: pass{r, known, last}}
-	s.recordFailure(fmt.Errorf("the %s driver reports success, and the server is %s still", r.Driver, stateText(known.observed.Observation)))
+	s := step{r: r, facts: known, decision: last}
+	s.recordFailure(fmt.Errorf("the %s driver reports success, but the server is still %s", r.Driver, stateText(known.observed.Observation)))
 	r.finishDecision(known.base, decisions.Failed, s.failure)
 	return s.facts, r.decideFrom(s.facts)
 }
 
 // step is a step that a pass takes.
 type step struct {
-	pass
+	r *Reconciler
+	facts
+	decision policy.Decision
 	// failure is the error of the step, if it was tried and failed.
 	failure error
 }
 
-// takeStep takes the decided step, records what came of it with the decision, and returns what is
-// known then. It returns an error if the API failed, if this process may not act, or if a restart
-// cannot be recorded; then the pass ends without a report.
+// takeStep takes the decided step, records its outcome with the decision, and returns the facts after
+// the step. It returns an error if the API server failed, if this process may not act, or if a restart
+// could not be recorded. The pass then ends without a report.
 func (r *Reconciler) takeStep(ctx context.Context, known facts, decision policy.Decision) (_ facts, succeeded bool, err error) {
-	s := step{pass: pass{r, known, decision}}
+	s := step{r: r, facts: known, decision: decision}
 	succeeded, err = s.takeStep(ctx)
 	switch {
 	case err != nil:
@@ -188,6 +193,9 @@ func (r *Reconciler) takeStep(ctx context.Context, known facts, decision policy.
 	}
 	return s.facts, succeeded, err
 }
+
+// pass returns the pass as it would report now.
+func (s *step) pass() *pass { return &pass{s.r, s.facts, s.decision} }
 
 // takeStep confirms what the step depends on, acts, observes what exists now, and records the outcome
 // in the facts.
@@ -219,8 +227,9 @@ func (s *step) takeStep(ctx context.Context) (succeeded bool, err error) {
 	return s.recordOutcome(existed, result), nil
 }
 
-// resultForError turns an error into a result. A conflict or a missing object is
-// left to the watch. If this process may not act, retry until leadership is resolved.
+// resultForError turns an error into a result. It does not return an error for a conflict or a
+// missing object, since the watch delivers the change, nor if this process may not act: then
+// passes are repeated until it is clear who leads.
 func resultForError(err error) (ctrl.Result, error) {
 	switch {
 	case apierrors.IsConflict(err):

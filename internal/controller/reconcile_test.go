@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -30,6 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
+	"cloudnative.tw/drover/internal/controller/filesync"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/controller/vmclient"
@@ -64,7 +66,7 @@ type rig struct {
 	deposed error
 }
 
-// A call is one of the driver, as it would be done without the test.
+// A call is a call of the driver, which the test may replace.
 type call = func() (driver.Server, error)
 
 // failWith returns calls that fail before they do anything.
@@ -72,8 +74,8 @@ func failWith(err error) func(driver.ServerSpec, call) (driver.Server, error) {
 	return func(driver.ServerSpec, call) (driver.Server, error) { return driver.Server{}, err }
 }
 
-// interceptedDriver stands between the inventory and the driver and replaces calls
-// where a test sets so.
+// interceptedDriver passes the inventory's calls to the driver, except those that a
+// test replaces.
 type interceptedDriver struct {
 	driver.Driver
 	mu     sync.Mutex
@@ -95,11 +97,11 @@ type interceptedDriver struct {
 	disrupts atomic.Bool
 	// evicts makes these ends evictions by the host.
 	evicts atomic.Bool
-	// needs makes lists show that servers that run ask for an Ensure.
+	// needs makes lists show that running servers ask for an Ensure.
 	needs atomic.Bool
-	// held makes lists show that others keep what is left of servers that are being removed.
+	// held makes lists show that others hold remains of servers that are being removed.
 	held atomic.Bool
-	// guestEnd is how a guest has ended whose server is still stopping.
+	// guestEnd is the end of a guest while its server is still stopping.
 	guestEnd atomic.Pointer[driver.Exit]
 }
 
@@ -119,7 +121,7 @@ func (m *interceptedDriver) List(ctx context.Context, uids ...types.UID) ([]driv
 	return servers, err
 }
 
-// disguise makes a server look as the test wants.
+// disguise changes a listed server as the test wants.
 func (m *interceptedDriver) disguise(s *driver.Server) {
 	if m.fetching.Load() {
 		s.State = driver.StatePending
@@ -143,7 +145,7 @@ func (m *interceptedDriver) disguise(s *driver.Server) {
 	}
 }
 
-// errNoDeadline fails calls that an engine which hangs would never let end.
+// errNoDeadline fails calls without a deadline, which would never return from an engine that hangs.
 var errNoDeadline = errors.New("the call lacks a deadline")
 
 func (m *interceptedDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
@@ -233,7 +235,7 @@ func (g *rig) newAPI() client.WithWatch {
 		}).Build()
 }
 
-// newReconciler simulates a controller that starts: it knows nothing.
+// newReconciler simulates the start of a controller, without any knowledge.
 func (g *rig) newReconciler() {
 	g.r = &Reconciler{
 		Client: vmclient.New(g.api, g.api), Recorder: g.events, Clock: g.clock,
@@ -287,7 +289,7 @@ func (g *rig) vm() *api.VirtualMachine {
 	return vm
 }
 
-// edit changes the spec as a user does.
+// edit changes the spec, as a user.
 func (g *rig) edit(change func(*api.VirtualMachineSpec)) {
 	g.t.Helper()
 	vm := g.vm()
@@ -317,7 +319,7 @@ func (g *rig) setAction(action api.Action) {
 	g.edit(func(s *api.VirtualMachineSpec) { s.Action = action })
 }
 
-// delete requests the deletion, as a user does.
+// delete requests the deletion, as a user.
 func (g *rig) delete() {
 	g.t.Helper()
 	assert.NoError(g.t, g.api.Delete(g.t.Context(), g.vm()))
@@ -328,7 +330,7 @@ func (g *rig) pass() (ctrl.Result, error) {
 	return g.r.Reconcile(g.t.Context(), ctrl.Request{NamespacedName: key})
 }
 
-// passes runs as many passes, whatever they request.
+// passes runs a number of passes, regardless of the requeues that they request.
 func (g *rig) passes(count int) {
 	g.t.Helper()
 	for range count {
@@ -337,7 +339,7 @@ func (g *rig) passes(count int) {
 	}
 }
 
-// runFor reconciles whenever that is requested.
+// runFor runs a pass whenever the one before has requested it.
 func (g *rig) runFor(length time.Duration) {
 	g.t.Helper()
 	g.runWhile(func() bool { return true }, length)
@@ -600,8 +602,8 @@ func TestAmbiguousCreate(t *testing.T) {
 	assert.Equal(t, "servers", len(g.memory.Records()), 1)
 }
 
-// TestGoneIsUncertainAfterATimeout checks that a creation with an unknown outcome
-// may still happen, so the object exists until it cannot.
+// TestGoneIsUncertainAfterATimeout checks that the object exists as long as a creation
+// with an unknown outcome may still happen.
 func TestGoneIsUncertainAfterATimeout(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm"))
@@ -806,8 +808,8 @@ func TestRestartWhoseRunEndsAtOnce(t *testing.T) {
 	assert.True(t, !g.vm().Status.RestartedAt.IsZero(), "the status does not say that the restart was done")
 }
 
-// TestGracePeriodOfARestart checks that what a restart waits for before the stop
-// uses up none of the guest's grace period.
+// TestGracePeriodOfARestart checks that the guest's grace period begins with the stop, not
+// with the waits of a restart before the stop.
 func TestGracePeriodOfARestart(t *testing.T) {
 	g := newRunning(t, fake.Options{ShutdownTime: 20 * time.Second}, framework.NewVM("vm"))
 	run := g.server().Run
@@ -896,8 +898,8 @@ func TestStopDoesNotCreate(t *testing.T) {
 	g.wantNothing()
 }
 
-// TestDriverAddedLater checks that a controller that has the driver takes
-// over what one without it refused.
+// TestDriverAddedLater checks that a controller that has the driver takes over a VM that
+// a controller without the driver refused.
 func TestDriverAddedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	g.create(framework.NewVM("vm").Driver("fake"))
@@ -987,7 +989,7 @@ func crashInCall(t *testing.T, g *rig) {
 	vm, err := g.r.Client.Read(t.Context(), key)
 	assert.NoError(t, err)
 	known := g.r.gatherFacts(t.Context(), vm, vm)
-	p := step{pass: pass{r: g.r, facts: known, decision: g.r.decideFrom(known)}}
+	p := step{r: g.r, facts: known, decision: g.r.decideFrom(known)}
 	assert.Require(t, p.decision.Action.RecordFirst, "no intent")
 	assert.NoError(t, p.writeIntent(t.Context()))
 	defer func() { _ = recover() }()
@@ -1034,8 +1036,8 @@ func TestManualChanges(t *testing.T) {
 	assert.True(t, end == nil, "during a run the status has an end, %+v", end)
 }
 
-// TestSecretDeletedLater checks that a server whose Secret is gone is not started again, and that what its
-// last run has left is removed all the same.
+// TestSecretDeletedLater checks that a server whose Secret is gone is not started again, and that the
+// remains of its last run are still removed.
 func TestSecretDeletedLater(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := g.createSecret("user-data")
@@ -1064,8 +1066,8 @@ func TestSecretDeletedLater(t *testing.T) {
 		"the driver was called with %+v, and the server is %s", passed, g.server().State)
 }
 
-// TestSecretDeletedOfRunning checks that what the driver asks for of a server that runs is done although the Secret of a
-// changed spec is gone, without a restart that the spec asks for too, and that the failure is reported all the same.
+// TestSecretDeletedOfRunning checks that a running server gets an Ensure that the driver asks for although the Secret of a
+// changed spec is gone, but not the restart that the spec asks for, and that the failure is reported.
 func TestSecretDeletedOfRunning(t *testing.T) {
 	g := newRig(t, fake.Options{})
 	secret := g.createSecret("user-data")
@@ -1107,6 +1109,57 @@ func TestSecretCreatedLater(t *testing.T) {
 	g.wantPhase(api.PhaseActive, api.ReasonRunning)
 }
 
+// TestFiles checks that a server waits for the Secret of its files, that the files of one that runs are reported as older
+// ones once the Secret is gone, and that everything else goes on meanwhile.
+func TestFiles(t *testing.T) {
+	g := newRig(t, fake.Options{})
+	g.r.files = (&filesync.Syncer{
+		Clock: g.clock, Live: g.api, Driver: g.engine.Driver.(*fake.Driver), MayAct: func() error { return nil }, Requeue: func(types.NamespacedName) {},
+	}).Start(t.Context())
+	g.create(framework.NewVM("vm").Spec(func(s *api.VirtualMachineSpec) {
+		s.Files = []api.FileMount{{MountPath: "/etc/tls", Secret: &api.SecretFiles{SecretName: "init"}}}
+	}))
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonFilesUnavailable)
+	assert.Contains(t, "message", g.vm().Status.Message, `spec.files[0], /etc/tls: Secret "init" does not exist`)
+	g.wantCondition(api.ConditionFilesCurrent, "")
+	secret := g.createSecret("key")
+	g.clock.Step(time.Minute)
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	waitFor := func(status metav1.ConditionStatus, reason string) {
+		t.Helper()
+		g.eventually("FilesCurrent is "+reason, func() bool {
+			g.clock.Step(20 * time.Second)
+			g.reconcile()
+			c := meta.FindStatusCondition(g.vm().Status.Conditions, api.ConditionFilesCurrent)
+			return c != nil && c.Status == status && c.Reason == reason
+		})
+	}
+	waitFor(metav1.ConditionTrue, api.ReasonFilesCurrent)
+	assert.NoError(t, g.api.Delete(t.Context(), secret))
+	waitFor(metav1.ConditionFalse, api.ReasonFilesUnavailable)
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	leads := g.r.files
+	g.r.files = (&filesync.Syncer{ // of the next leader, which may not act yet
+		Clock: g.clock, Live: g.api, Driver: leads.Driver, MayAct: func() error { return errors.New("the Lease may be lost") }, Requeue: func(types.NamespacedName) {},
+	}).Start(t.Context())
+	g.reconcile()
+	g.wantCondition(api.ConditionFilesCurrent, metav1.ConditionFalse)
+	g.r.files = leads
+	g.edit(func(s *api.VirtualMachineSpec) { s.Resource[api.ResourceMemory] = resource.MustParse("6G") })
+	g.reconcile()
+	g.wantPhase(api.PhaseActive, api.ReasonRunning)
+	assert.Equal(t, "memory", g.server().Applied.MemoryBytes, int64(6e9))
+	g.setAction(api.ActionStopped)
+	g.reconcile()
+	assert.Equal(t, "state", g.server().State, driver.StateStopped)
+	g.wantCondition(api.ConditionFilesCurrent, "")
+	g.setAction(api.ActionActive)
+	g.reconcile()
+	g.wantPhase(api.PhaseFailed, api.ReasonFilesUnavailable)
+}
+
 // TestRestartedAtAtCreation checks that a value that is present at creation causes
 // no restart, neither then nor in later passes.
 func TestRestartedAtAtCreation(t *testing.T) {
@@ -1133,7 +1186,7 @@ func TestSuccessWithoutEffect(t *testing.T) {
 	}
 	g.wantPhase(api.PhaseActive, api.ReasonOperationFailed)
 	op := g.vm().Status.Operation
-	assert.True(t, op.LastError == "the fake driver reports success, and the server is Running still", "operation %+v", op)
+	assert.True(t, op.LastError == "the fake driver reports success, but the server is still Running", "operation %+v", op)
 	g.engine.ensure = nil
 	g.clock.Step(time.Second)
 	g.reconcile()

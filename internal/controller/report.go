@@ -18,22 +18,20 @@ import (
 )
 
 const (
-	// maxAddresses and maxPorts bound the status, as the CRD does.
+	// maxAddresses and maxPorts are the limits of the CRD for a status.
 	maxAddresses = 64
 	maxPorts     = 64
 	// progressDelay is how long a step may take before the status reports it.
 	progressDelay = 100 * time.Millisecond
-	// progressPeriod is how long a change that only reports progress has to last
-	// before it is written, and the least time between two writes of one kind of
-	// progress, such as a pull's.
+	// progressPeriod is how long a new stage of progress must last before it is written, and the shortest time
+	// between two writes of one kind of progress, such as the progress of a pull.
 	progressPeriod = 2 * time.Second
-	// restartPeriod is the least time between two writes while the engine itself
-	// restarts the server.
+	// restartPeriod is the shortest time between two writes while the engine itself restarts the server.
 	restartPeriod = 10 * time.Second
 )
 
-// reportStatus writes the status if it changed, and then emits the events. A change that
-// can wait is delayed. It returns what is known then.
+// reportStatus writes the status if it changed, then emits the events, and returns the facts
+// after the write. It delays a write that can wait.
 func (r *Reconciler) reportStatus(ctx context.Context, known facts, decision policy.Decision) (facts, ctrl.Result, error) {
 	p, now := &pass{r, known, decision}, r.Clock.Now()
 	wake := decision.WakeAt
@@ -49,11 +47,12 @@ func (r *Reconciler) reportStatus(ctx context.Context, known facts, decision pol
 		return known, resultAt(now, policy.Earliest(until, wake)), nil
 	}
 	before := p.base.Status
-	isOvertaken, err := p.writeStatus(ctx)
+	known, isOvertaken, err := r.writeStatus(ctx, p.facts, decision)
 	if err != nil {
 		result, err := resultForError(err)
-		return p.facts, result, err
+		return known, result, err
 	}
+	p.facts = known
 	p.emitEvents(&before)
 	p.unreported = false
 	if isOvertaken {
@@ -62,28 +61,28 @@ func (r *Reconciler) reportStatus(ctx context.Context, known facts, decision pol
 	return p.facts, resultAt(now, wake), nil
 }
 
-// writeStatus writes the pass's status to the API if it differs there in more than
-// its time. The record of the actions is written even if ctx has ended. It reports whether
-// another process has changed the status right after that.
-func (p *pass) writeStatus(ctx context.Context) (isOvertaken bool, err error) {
-	now := p.r.Clock.Now()
-	next := p.newStatus(now)
-	if equality.Semantic.DeepEqual(&next, &p.base.Status) {
-		return false, nil
+// writeStatus writes a pass's status, if it differs from the status in the API in more than
+// its time. It writes even if ctx has ended, since the status records the actions. It returns the facts
+// after the write. isOvertaken reports whether another process has changed the status since the write.
+func (r *Reconciler) writeStatus(ctx context.Context, known facts, decision policy.Decision) (_ facts, isOvertaken bool, err error) {
+	now := r.Clock.Now()
+	next := (&pass{r, known, decision}).newStatus(now)
+	if equality.Semantic.DeepEqual(&next, &known.base.Status) {
+		return known, false, nil
 	}
 	stamp := metav1.NewMicroTime(now)
 	next.LastUpdateTime = &stamp
-	if err := p.r.mayReport(); err != nil {
-		return false, err
+	if err := r.mayReport(); err != nil {
+		return known, false, err
 	}
-	vm := p.base.DeepCopy()
+	vm := known.base.DeepCopy()
 	vm.Status = next
-	if isOvertaken, err = p.r.Client.UpdateStatus(ctx, vm); err != nil {
-		return false, err
+	if isOvertaken, err = r.Client.UpdateStatus(ctx, vm); err != nil {
+		return known, false, err
 	}
-	p.base, p.vm, p.baseLive = vm, vm.DeepCopy(), true
-	p.r.times.Update(p.vm, p.observed.Observation, now) // an operation that begins with this write began now
-	return isOvertaken, nil
+	known.base, known.vm, known.baseLive = vm, vm.DeepCopy(), true
+	r.times.Update(known.vm, known.observed.Observation, now) // an operation that begins with this write began now
+	return known, isOvertaken, nil
 }
 
 // awaitOutcome returns the outcome of an action. If it takes longer than
@@ -97,10 +96,11 @@ func (s *step) awaitOutcome(ctx context.Context, result <-chan outcome) outcome 
 		return o
 	case <-timer.C():
 	}
-	if next := s.newStatus(s.r.Clock.Now()); isProgress(&s.base.Status, &next) {
+	if next := s.pass().newStatus(s.r.Clock.Now()); isProgress(&s.base.Status, &next) {
 		return <-result // report writes it if it lasts
 	}
-	if _, err := s.writeStatus(ctx); err != nil {
+	var err error
+	if s.facts, _, err = s.r.writeStatus(ctx, s.facts, s.decision); err != nil {
 		logf.FromContext(ctx).V(1).Info("Progress not written", "cause", err.Error())
 	}
 	return <-result
@@ -109,19 +109,18 @@ func (s *step) awaitOutcome(ctx context.Context, result <-chan outcome) outcome 
 // writeIntent records the operation before it is taken, so that after a crash
 // another process knows whether it was. It fails with a conflict if the object
 // was changed meanwhile.
-func (s *step) writeIntent(ctx context.Context) error {
-	before, op := s.vm.Status.Operation, s.newOperation()
+func (s *step) writeIntent(ctx context.Context) (err error) {
+	before, op := s.vm.Status.Operation, s.r.newOperation(s.vm, s.decision.Action.Operation)
 	op.Run, op.RestartedAt = s.decision.Action.EndRun, restartRequest(s.vm)
 	s.vm.Status.Operation = op
-	_, err := s.writeStatus(ctx)
-	if err != nil {
+	if s.facts, _, err = s.r.writeStatus(ctx, s.facts, s.decision); err != nil {
 		s.vm.Status.Operation = before // what is not recorded is not begun
 	}
 	return err
 }
 
-// mayReport returns an error if this process may not write a status, so that a
-// deposed leader does not report an outdated state.
+// mayReport returns an error if this process may not write a status. Otherwise a deposed
+// leader could report an outdated state.
 func (r *Reconciler) mayReport() error {
 	if err := r.MayAct(); err != nil {
 		return driver.Errorf(driver.ErrNotLeading, "nothing was written: %w", err)
@@ -129,12 +128,11 @@ func (r *Reconciler) mayReport() error {
 	return nil
 }
 
-// throttleUntil returns until when a change may wait. Progress may wait, and so may
-// changes that restarts by the engine make. An action of Drover or its failure, which acted
-// tells, is reported at once, and so is until when it waits. But the next stage of a
-// creation that goes well, or of a deletion, is reported only if it lasts for
-// progressPeriod since it was first seen: thousands that are made or removed at once
-// would else be written again for a stage that is over soon.
+// throttleUntil returns until when the write of a status may wait, or the zero time if it must not wait.
+// Progress may wait, and so may changes that come from restarts by the engine. An action of Drover or its
+// failure (acted) must not wait, nor the time of a next try. The next stage of a successful creation, or of a
+// deletion, is reported only if it lasts for progressPeriod since it was first seen. Otherwise thousands of
+// VirtualMachines that are created or deleted together would each be written again for a stage that ends soon.
 func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, since, now time.Time) time.Time {
 	waits := next.Operation != nil && next.Operation.NextRetryTime != nil
 	progresses := !waits && isProgress(base, next)
@@ -158,8 +156,8 @@ func throttleUntil(base, next *api.VirtualMachineStatus, acted bool, since, now 
 	return time.Time{}
 }
 
-// isRestarting reports whether a change comes from a restart that the engine makes by itself. A server that was
-// starting and no longer is was started by Drover, also after a crash.
+// isRestarting reports whether a change comes from a restart that the engine makes by itself. A server that has just
+// finished starting was started by Drover, possibly after a crash.
 func isRestarting(base, next *api.VirtualMachineStatus) bool {
 	wasStarting := base.Server != nil && base.Server.State == string(driver.StateStarting)
 	if wasStarting && next.Phase != api.PhaseCreating && next.Reason != api.ReasonRestarting {
@@ -168,8 +166,7 @@ func isRestarting(base, next *api.VirtualMachineStatus) bool {
 	return base.Reason == api.ReasonRestarting || next.Reason == api.ReasonRestarting || base.RestartCount != next.RestartCount
 }
 
-// isProgress reports whether a change says only how far a deletion is, or a creation that goes
-// well.
+// isProgress reports whether a change only says how far a deletion, or a successful creation, has come.
 func isProgress(base, next *api.VirtualMachineStatus) bool {
 	switch {
 	case base.Phase != next.Phase:
@@ -182,12 +179,12 @@ func isProgress(base, next *api.VirtualMachineStatus) bool {
 	return false
 }
 
-// isFetching reports whether a fetch goes on.
+// isFetching reports whether a fetch continues.
 func isFetching(base, next *api.VirtualMachineStatus) bool {
 	return base.Phase == next.Phase && base.Reason == next.Reason && next.Reason == api.ReasonFetching
 }
 
-// resultAt requeues the VirtualMachine for a time, if there is one.
+// resultAt returns a result that requeues the VirtualMachine at the time due, unless due is zero.
 func resultAt(now, due time.Time) ctrl.Result {
 	if due.IsZero() {
 		return ctrl.Result{}

@@ -37,7 +37,7 @@ import (
 func stepOf(vm *api.VirtualMachine, observed inventory.Observation) *step {
 	r := &Reconciler{Driver: "fake", Drivers: []string{"fake", "docker"}, Clock: framework.NewFakeClock(vmtest.T0), Epoch: func() uint64 { return 7 }}
 	known := facts{base: vm, vm: vm.DeepCopy(), observed: observation{Observation: observed}, passedGeneration: vm.Status.ObservedGeneration}
-	return &step{pass: pass{r: r, facts: known}}
+	return &step{r: r, facts: known}
 }
 
 // statusOf returns the status that a pass over vm would write.
@@ -55,7 +55,7 @@ func (s *step) statusAfter(change func(*policy.Input)) api.VirtualMachineStatus 
 		change(&in)
 	}
 	s.r.Driver, s.decision = in.Driver, policy.Decide(in)
-	return s.newStatus(vmtest.T0)
+	return s.pass().newStatus(vmtest.T0)
 }
 
 func withRates(cpu, memory float64) inventory.Observation {
@@ -242,8 +242,8 @@ func TestThrottleUntil(t *testing.T) {
 	}
 }
 
-// TestStagesThatLastAreReported checks that a stage counts from when it was first seen, however
-// long ago the status was written, and that the next one is counted from the time when it began.
+// TestStagesThatLastAreReported checks that the time of a stage counts from when it was first seen, however
+// long ago the status was written, and that the next stage counts from its beginning.
 func TestStagesThatLastAreReported(t *testing.T) {
 	stamp := metav1.NewMicroTime(vmtest.T0.Add(-time.Hour))
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) {
@@ -292,7 +292,7 @@ func TestOwnStepsAreNotThrottled(t *testing.T) {
 	}{
 		"nothing was done":  {func(*step) {}, 0},
 		"a step was taken":  {func(p *step) { p.operation = api.OperationStart }, 1},
-		"a step has failed": {func(p *step) { p.addFailureEvent(api.OperationStart, errors.New("boom")) }, 1},
+		"a step has failed": {func(p *step) { p.events = append(p.events, failureEvent(api.OperationStart, errors.New("boom"))) }, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t, fake.Options{})
@@ -332,8 +332,8 @@ func TestReportOfDeposedLeader(t *testing.T) {
 	assert.True(t, at != nil && at.Time.Equal(g.clock.Now()), "the status says that it was updated at %v, want %s", at, g.clock.Now())
 }
 
-// TestOwnWriteCountsBeforeTheCache checks that a pass goes on from the last write, though the
-// cache does not have it yet.
+// TestOwnWriteCountsBeforeTheCache checks that a pass continues from the last write, even if the
+// cache does not have this write yet.
 func TestOwnWriteCountsBeforeTheCache(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm").RestartPolicy(api.RestartNever))
 	g.takeOver()
@@ -483,15 +483,16 @@ func TestWriteConfirmsTheObject(t *testing.T) {
 	})
 	p.decision = p.r.decideFrom(p.facts)
 	assert.True(t, p.confirmObject(t.Context()) != nil, "it was confirmed without a read")
-	_, err := p.writeStatus(t.Context())
+	var err error
+	p.facts, _, err = p.r.writeStatus(t.Context(), p.facts, p.decision)
 	assert.NoError(t, err)
 	assert.NoError(t, p.confirmObject(t.Context()))
 }
 
-// TestStatusWriteIsBounded checks the limit of a write, and that nothing is left of it after.
+// TestStatusWriteIsBounded checks the time limit of a write, and that its context ends with the write.
 func TestStatusWriteIsBounded(t *testing.T) {
 	g := newRig(t, fake.Options{})
-	var callErr func() error // of its context
+	var callErr func() error // the error of its context
 	var limit time.Duration
 	g.r.Client.Client = interceptor.NewClient(g.api, interceptor.Funcs{
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
@@ -506,7 +507,7 @@ func TestStatusWriteIsBounded(t *testing.T) {
 	assert.True(t, callErr() != nil, "the write's context goes on after it")
 }
 
-// awaitTimer waits until something waits for the clock.
+// awaitTimer waits until code waits for the clock.
 func awaitTimer(t *testing.T, timers *testingclock.FakeClock) {
 	t.Helper()
 	err := assert.Poll(t.Context(), "a timer", func() error {
@@ -538,8 +539,8 @@ func TestProgressIsReportedAfterItsDelay(t *testing.T) {
 	assert.True(t, !timers.HasWaiters(), "a timer is left of an action that took no time")
 }
 
-// TestProgressThatMayWait checks that what a deletion has come to is not written while an action
-// lasts, and that its outcome is returned.
+// TestProgressThatMayWait checks that progress of a deletion is not written while an action
+// lasts, and that the action's outcome is returned.
 func TestProgressThatMayWait(t *testing.T) {
 	vm := vmtest.ReportedVM().DeletionTimestamp(vmtest.T0).Status(func(s *api.VirtualMachineStatus) {
 		s.Phase = api.PhaseTerminating
@@ -558,7 +559,7 @@ func TestProgressThatMayWait(t *testing.T) {
 	assert.True(t, errors.Is(got.err, failed), "the outcome is %+v", got)
 }
 
-// TestPastWakeUpIsAtOnce checks that a time that has passed is not taken for none.
+// TestPastWakeUpIsAtOnce checks that a wake-up in the past is not treated as none.
 func TestPastWakeUpIsAtOnce(t *testing.T) {
 	for _, at := range []time.Time{vmtest.T0.Add(-time.Second), vmtest.T0} {
 		assert.Equal(t, fmt.Sprintf("for %s: after", at), resultAt(vmtest.T0, at).RequeueAfter, time.Millisecond)
@@ -597,7 +598,7 @@ func TestReportRequeuesWithStepsLeft(t *testing.T) {
 	assert.True(t, err == nil && result.RequeueAfter != 0, "%+v, %v", result, err)
 }
 
-// TestPortsInStatus checks that they have the spec's names, whatever host port was
+// TestPortsInStatus checks that ports have the spec's names, whatever host port was
 // chosen.
 func TestPortsInStatus(t *testing.T) {
 	tcp := func(name string, port, hostPort int32) api.Port {
@@ -627,8 +628,8 @@ func TestPortsInStatus(t *testing.T) {
 	assert.True(t, len(away.Ports) == len(want), "while the engine is away it has %+v, want what was known", away.Ports)
 }
 
-// TestFailureWithAnotherEngine checks that a call which fails while another engine has taken the
-// place of the VM's says nothing about the server, and does not count.
+// TestFailureWithAnotherEngine checks that a call that fails while another engine has replaced the
+// VM's engine says nothing about the server, and does not count.
 func TestFailureWithAnotherEngine(t *testing.T) {
 	vm := vmtest.ReportedVM().Status(func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{ID: "fake-1"} }).Obj()
 	p := stepOf(vm, inventory.Observation{Answer: inventory.Gone, EngineID: "engine-2"})

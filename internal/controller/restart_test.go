@@ -62,8 +62,8 @@ func TestRestartedAtIsWrittenOnce(t *testing.T) {
 	}
 }
 
-// TestCrashesAfterAStableRun checks that crashes are counted from one after a run that was
-// stable, although no controller observed it.
+// TestCrashesAfterAStableRun checks that the count of crashes starts at one after a stable
+// run, even if no controller observed that run.
 func TestCrashesAfterAStableRun(t *testing.T) {
 	g := newRunning(t, fake.Options{}, framework.NewVM("vm"))
 	for range 6 {
@@ -231,8 +231,8 @@ func TestRestartRequestedAgain(t *testing.T) {
 	}
 }
 
-// TestUnrecordedRestartIsNotBegun checks that such a restart is not begun,
-// whatever the pass did before.
+// TestUnrecordedRestartIsNotBegun checks that a restart is not begun if it could not be
+// recorded, whatever the pass did before.
 func TestUnrecordedRestartIsNotBegun(t *testing.T) {
 	g := newRunning(t, fake.Options{ShutdownTime: time.Hour}, framework.NewVM("vm"))
 	g.requestRestart()

@@ -24,6 +24,7 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/internal/controller/facttimes"
+	"cloudnative.tw/drover/internal/controller/filesync"
 	"cloudnative.tw/drover/internal/controller/probe"
 	"cloudnative.tw/drover/internal/controller/queue"
 	"cloudnative.tw/drover/internal/controller/recorder"
@@ -53,9 +54,9 @@ type Options struct {
 	Recorder events.EventRecorder
 	Epoch    func() uint64
 	MayAct   func() error
-	// Decisions records what is decided; nil records nothing.
+	// Decisions records the decisions. A nil Recorder records nothing.
 	Decisions *recorder.Recorder
-	// NewQueue makes the work queue of a controller; nil means that of queue.New.
+	// NewQueue creates the work queue of a controller. If nil, queue.New creates it.
 	NewQueue func(controller string, limiter workqueue.TypedRateLimiter[reconcile.Request]) queue.Queue
 }
 
@@ -119,8 +120,8 @@ func (r *Reconciler) addController(mgr ctrl.Manager, o Options) error {
 	return c.Watch(source.Func(r.followInventory))
 }
 
-// eventHandler returns a handler that enqueues a VirtualMachine when a user has
-// changed it. The writes of this process enqueue nothing.
+// eventHandler returns a handler that enqueues a VirtualMachine when anyone but this
+// process has changed it.
 func (r *Reconciler) eventHandler() handler.TypedEventHandler[*api.VirtualMachine, reconcile.Request] {
 	return handler.TypedFuncs[*api.VirtualMachine, reconcile.Request]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*api.VirtualMachine], q queue.Queue) {
@@ -151,9 +152,9 @@ func (r *Reconciler) enqueueObject(q queue.Queue, vm *api.VirtualMachine, priori
 	}
 }
 
-// followInventory enqueues a VirtualMachine when its server has changed. If the
-// change does not name one, it enqueues all VMs of the driver. At most one scan of
-// the cache runs at a time, and one more covers all changes reported meanwhile.
+// followInventory enqueues a VirtualMachine when its server has changed. If the change does
+// not name a VirtualMachine, it enqueues all VMs of the driver. At most one scan of the
+// cache runs at a time, and one more scan covers all changes that are reported meanwhile.
 func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 	scan := make(chan struct{}, 1)
 	go func() {
@@ -168,6 +169,12 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 	}()
 	prober, _ := driver.As[driver.Prober](r.Inventory.Driver)
 	r.probes = probe.New(ctx, r.Clock, prober, func(key types.NamespacedName) { queue.Add(q, key, queue.PriorityEngine) })
+	if writer, ok := driver.As[driver.FileWriter](r.Inventory.Driver); ok {
+		r.files = (&filesync.Syncer{
+			Clock: r.Clock, Live: r.Client.Live, Driver: writer, MayAct: r.MayAct,
+			Requeue: func(key types.NamespacedName) { queue.Add(q, key, queue.PriorityEngine) },
+		}).Start(ctx)
+	}
 	r.Inventory.Subscribe(func(c inventory.Change) {
 		switch {
 		case r.isStandby():
@@ -185,8 +192,8 @@ func (r *Reconciler) followInventory(ctx context.Context, q queue.Queue) error {
 	return nil
 }
 
-// enqueueAll enqueues every VirtualMachine of the driver. Those whose server differs
-// from the status have a higher priority.
+// enqueueAll enqueues every VirtualMachine of the driver. VMs whose server differs from
+// the status have a higher priority.
 func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	for _, vm := range r.listCached(ctx) {
 		priority := queue.PriorityRoutine
@@ -197,8 +204,8 @@ func (r *Reconciler) enqueueAll(ctx context.Context, q queue.Queue) {
 	}
 }
 
-// listCached returns the VirtualMachines of the driver in the cache, either all or
-// those of an index. The caller must not change them.
+// listCached returns the VirtualMachines of the driver in the cache that match the options.
+// The caller must not change them.
 func (r *Reconciler) listCached(ctx context.Context, options ...client.ListOption) []*api.VirtualMachine {
 	var all api.VirtualMachineList
 	if err := r.Client.List(ctx, &all, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
@@ -217,9 +224,9 @@ func (r *Reconciler) listCached(ctx context.Context, options ...client.ListOptio
 // isStandby reports whether this process does not lead yet.
 func (r *Reconciler) isStandby() bool { return r.Epoch() == 0 }
 
-// takeOver fills the queue once this process is elected: unfinished work at once, by
-// priority, and the rest a little later. Until then nothing is enqueued. Nothing is
-// missed, since the caches are complete by then.
+// takeOver fills the queue once this process is elected: with unfinished work at once, by
+// priority, and with all other VMs a little later. A standby need not enqueue anything, since
+// its caches are complete when it is elected.
 func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan struct{}) {
 	select {
 	case <-elected:
@@ -234,8 +241,8 @@ func (r *Reconciler) takeOver(ctx context.Context, q queue.Queue, elected <-chan
 	}
 }
 
-// enqueueUnfinished enqueues unfinished work, what users wait for first. Among
-// thousands, the last is enqueued many milliseconds later.
+// enqueueUnfinished enqueues unfinished work, beginning with the work that users wait for.
+// The order matters: enqueueing thousands of VMs takes many milliseconds.
 func (r *Reconciler) enqueueUnfinished(ctx context.Context, q queue.Queue) {
 	for _, priority := range []int{queue.PriorityDeletion, queue.PriorityUser, queue.PriorityEngine} {
 		for _, vm := range r.listCached(ctx, client.MatchingFields{queue.PriorityIndex: strconv.Itoa(priority)}) {

@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// newStatus returns the status to write: a function of the current status, the
-// decision and the observation.
+// newStatus returns the status to write. It depends only on the current status, the decision,
+// the observation and now.
 func (p *pass) newStatus(now time.Time) api.VirtualMachineStatus {
 	base, intent := &p.base.Status, p.decision.Status
 	next := *p.vm.Status.DeepCopy()
@@ -53,8 +53,9 @@ func (p *pass) isObserved() bool {
 	return !p.decision.Status.Unobserved && p.observed.Answer != inventory.Unknown
 }
 
-// statusOperation returns the status's operation while it continues, and also while
-// it is unknown whether it does. A count of starts outlasts what changes a run, and stops by others.
+// statusOperation returns the operation for the status. The status keeps its operation while the
+// operation continues, or while nobody knows whether it continues. An operation that counts starts is
+// kept while another operation changes the run, and while others stop the server.
 func (p *pass) statusOperation() *api.Operation {
 	have, wanted := p.vm.Status.Operation, p.decision.Action.Operation
 	unknown := p.decision.Status.Unobserved || p.decision.Status.Reason == api.ReasonDuplicate
@@ -66,16 +67,16 @@ func (p *pass) statusOperation() *api.Operation {
 	case wanted == "":
 		return nil
 	}
-	return p.newOperation()
+	return p.r.newOperation(p.vm, wanted)
 }
 
-// changesRun reports whether an operation changes a run, and neither begins nor ends one.
+// changesRun reports whether an operation changes a run without beginning or ending a run.
 func changesRun(operation api.OperationType) bool {
 	return operation == api.OperationUpdate || operation == api.OperationPause || operation == api.OperationResume
 }
 
-// restartRequest returns spec.restartedAt as a status keeps it: nil, or whole seconds. A status
-// with anything else would differ from the copy that the API server keeps, and be written in every pass.
+// restartRequest returns spec.restartedAt in the form of a status: nil, or whole seconds. With another form, the
+// status would differ from the copy in the API server, and would be written again in every pass.
 func restartRequest(vm *api.VirtualMachine) *metav1.Time {
 	want := vm.Spec.RestartedAt
 	if want.IsZero() {
@@ -84,8 +85,8 @@ func restartRequest(vm *api.VirtualMachine) *metav1.Time {
 	return &metav1.Time{Time: want.Truncate(time.Second)}
 }
 
-// withNextTry adds the time of the next try, and corrects one that was written by
-// another process's clock.
+// withNextTry returns op with the time of the next try. It corrects a time that another process
+// has written by another clock.
 func withNextTry(op *api.Operation, due time.Time) *api.Operation {
 	if due.IsZero() || op.NextRetryTime != nil && op.NextRetryTime.Sub(due).Abs() < time.Second {
 		return op
@@ -95,7 +96,7 @@ func withNextTry(op *api.Operation, due time.Time) *api.Operation {
 	return op
 }
 
-// copyServerState copies what was observed of the server.
+// copyServerState copies the observed state of the server to next.
 func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 	next.Server, next.Addresses, next.Ports = p.serverStatus(), nil, nil
 	if p.observed.Answer != inventory.Present {
@@ -111,15 +112,15 @@ func (p *pass) copyServerState(next *api.VirtualMachineStatus) {
 	if policy.HasRestarted(translate.MicroTime(next.StartTime), server.StartedAt) {
 		next.RestartCount++
 		if p.operation == "" && len(next.PendingFields) > 0 {
-			// The restart may have applied them: the driver is to be asked again.
+			// The restart may have applied the pending fields, so the driver must get the spec again.
 			next.Server.Generation = 0
 		}
 	}
 	next.StartTime = &started
 }
 
-// serverStatus returns the server as observed. Usage that moved by less than a
-// point is left as it was, so that it alone causes no write.
+// serverStatus returns the status of the observed server. It keeps a usage that has changed by
+// less than a percentage point, so that small changes of the usage do not cause writes.
 func (p *pass) serverStatus() *api.ServerStatus {
 	have, observed := p.base.Status.Server, p.observed
 	if observed.Answer != inventory.Present {
@@ -133,7 +134,7 @@ func (p *pass) serverStatus() *api.ServerStatus {
 	next := &api.ServerStatus{
 		ID: observed.Server.ID, State: string(observed.Server.State), Generation: p.passedGeneration, StoppedRun: stopped,
 		ImageID: observed.Server.ImageID, Accelerator: observed.Server.Accelerator,
-		Terminated: translate.Terminated(observed.Server.Exit),
+		Terminated: translate.Terminated(observed.Server.Exit), UnpublishedPorts: observed.Server.UnpublishedPorts,
 	}
 	var shown *api.Usage
 	if have != nil && have.ID == next.ID {
@@ -153,7 +154,7 @@ func (p *pass) serverStatus() *api.ServerStatus {
 	return next
 }
 
-// lastRun returns the last run that was seen to run.
+// lastRun returns the last run of the server that was seen running.
 func (p *pass) lastRun(isUp bool) string {
 	have := p.base.Status.Server
 	switch {
@@ -165,10 +166,10 @@ func (p *pass) lastRun(isUp bool) string {
 	return have.Run
 }
 
-// roundRate rounds to 0.01.
+// roundRate rounds a rate to 0.01.
 func roundRate(f float64) float64 { return math.Round(f*100) / 100 }
 
-// conditionWriter writes the conditions of a status.
+// conditionWriter sets conditions of a status.
 type conditionWriter struct {
 	all        *[]metav1.Condition
 	generation int64
@@ -206,6 +207,12 @@ func (p *pass) setConditions(all *[]metav1.Condition, now time.Time) {
 	w.setOnlyIf(intent.Pending != "", api.ConditionRestartRequired, api.ReasonChangePending, policy.PendingText(p.vm.Spec.Action, intent.Pending))
 	w.setOnlyIf(intent.Blocked, api.ConditionDeletionBlocked, intent.Reason, intent.Message)
 	w.setOnlyIf(intent.Stalled, api.ConditionStalled, intent.Reason, intent.Message)
+	switch known := p.files.Reason; {
+	case known != "":
+		w.setCondition(api.ConditionFilesCurrent, triState(known == api.ReasonFilesCurrent, false), known, p.files.Message)
+	case !unknown && !p.files.IsPending:
+		meta.RemoveStatusCondition(all, api.ConditionFilesCurrent)
+	}
 	if c := p.observed.Server.Confinement; c != nil && !unknown && p.observed.Answer == inventory.Present {
 		w.setCondition(api.ConditionConfined, triState(c.Reason == api.ReasonConfined, false), c.Reason, c.Message)
 	} else {
@@ -223,8 +230,8 @@ func triState(yes, unknown bool) metav1.ConditionStatus {
 	return metav1.ConditionFalse
 }
 
-// runningReason returns why the server is on or off. The reason for being off
-// stays until it is on again, whatever else happens, so that users still see it.
+// runningReason returns why the server is on or off. While the server is off, the reason
+// stays, whatever else happens, so that users can still see why it went off.
 func (p *pass) runningReason(have []metav1.Condition) string {
 	offReasons := []string{api.ReasonStoppedAsAsked, api.ReasonCompleted, api.ReasonExited}
 	off := p.observed.Answer == inventory.Present && p.observed.Server.State == driver.StateStopped

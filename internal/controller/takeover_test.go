@@ -45,7 +45,7 @@ func (g *rig) deleteServer() {
 }
 
 // TestDeletedMeanwhile checks that the API's answer counts, whether the object is under deletion or gone,
-// even if the cache still has it with its finalizer.
+// even if the cache still has the object with its finalizer.
 func TestDeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	for name, isGone := range map[string]bool{"under deletion": false, "gone": true} {
@@ -95,15 +95,15 @@ func TestStoppedByThePredecessor(t *testing.T) {
 	run := g.server().Run
 	g.takeOver()
 	old.DeepCopyInto(g.cached)
-	g.r.Epoch = func() uint64 { return 1 << 40 } // everything before belongs to earlier leaders
+	g.r.Epoch = func() uint64 { return 1 << 40 } // all smaller epochs belong to earlier leaders
 	g.reconcile()
 	server := g.server()
 	assert.True(t, server.State == driver.StateStopped && server.Run == run, "the server is %s, run %s: want it left off", server.State, server.Run)
 }
 
 // TestRestartBesideAnOldList checks that a new leader whose list is older than the server, or than its
-// last start, ends the run that there is on a restart. It adopts the server, which does not count as
-// a creation: with one, the request would be done.
+// last start, ends the present run for a restart. It adopts the server, which does not count as a
+// creation: a creation would complete the request.
 func TestRestartBesideAnOldList(t *testing.T) {
 	t.Parallel()
 	for name, isCreated := range map[string]bool{"before the creation": false, "before the last start": true} {
@@ -185,8 +185,8 @@ func TestFailureBesideAnOldList(t *testing.T) {
 	assert.True(t, s.Server != nil && s.Phase == api.PhaseActive, "the status is %+v", s)
 }
 
-// leadWithList simulates a new leader whose list of the engine is older than what its predecessor did
-// last. No event follows.
+// leadWithList simulates a new leader whose list of the engine is older than its predecessor's last
+// action. No event follows.
 func (g *rig) leadWithList(older []driver.Server) {
 	g.t.Helper()
 	g.engine.outdatedList = older

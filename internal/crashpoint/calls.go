@@ -19,20 +19,20 @@ import (
 type callFault struct {
 	// times is how often the call is carried out.
 	times int
-	// hangs says that it ends only with its context.
+	// hangs is set if the call ends only with its context.
 	hangs bool
-	// late says that it is carried out later.
+	// late is set if the call is carried out after lateBy, when it has already returned err.
 	late bool
-	// err is returned in place of the call's result.
+	// err, unless nil, is returned in place of the call's error.
 	err error
 }
 
 var errNoAnswer = fmt.Errorf("no answer (injected): %w", context.DeadlineExceeded)
 
-// lateBy is less than the time after which Drover tries again.
+// lateBy is how much later a late call is carried out. Drover's next try comes even later.
 const lateBy = 500 * time.Millisecond
 
-// callFaults are those that test/faults chooses from, by name.
+// callFaults are the faults from which test/faults chooses, keyed by name.
 var callFaults = map[string]callFault{
 	"late":            {late: true, err: errNoAnswer},
 	"fails":           {err: errors.New("the call failed (injected)")},
@@ -43,28 +43,28 @@ var callFaults = map[string]callFault{
 	"twice":           {times: 2},
 }
 
-// Inject returns do, or what happens in its place if a fault was chosen for the point. The
-// end of a call that hangs or is late is recorded with "." before it.
-func (p Point) Inject(do func(context.Context) error) func(context.Context) error {
-	name := p.Chosen(slices.Collect(maps.Keys(callFaults))...)
+// Inject returns call, or a function with the fault that was chosen for the point. For a call
+// that hangs or is late, a line with a leading "." records its end.
+func (p Point) Inject(call func(context.Context) error) func(context.Context) error {
+	name := p.ChooseFault(slices.Collect(maps.Keys(callFaults))...)
 	if name == "" {
-		return do
+		return call
 	}
 	fault := callFaults[name]
 	return func(ctx context.Context) (err error) {
 		if fault.hangs {
 			<-ctx.Done()
-			points().noteLine("." + p.name + "/" + name)
+			points().recordLine("." + p.name + "/" + name)
 			return ctx.Err()
 		}
 		if fault.late {
 			time.AfterFunc(lateBy, func() {
-				_ = do(context.WithoutCancel(ctx))
-				points().noteLine("." + p.name + "/" + name)
+				_ = call(context.WithoutCancel(ctx))
+				points().recordLine("." + p.name + "/" + name)
 			})
 		}
 		for range fault.times {
-			err = do(ctx)
+			err = call(ctx)
 		}
 		if fault.err != nil {
 			return fault.err

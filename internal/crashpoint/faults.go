@@ -21,25 +21,27 @@ import (
 
 // The environment of a process.
 const (
-	// LearnEnv names a file to which every point that is reached is appended, and with "!"
-	// before it, every fault that was chosen.
+	// LearnEnv names a file to which a line is appended for every point that is reached. A line
+	// with a leading "!" records a fault that has happened.
 	LearnEnv = "DROVER_CRASHPOINT_LEARN"
-	// releasedSuffix is the suffix of a file beside the one of LearnEnv. It lets an operation go
-	// on that is held.
+	// releasedSuffix is appended to the name of the file of LearnEnv. A file with the resulting name
+	// releases a held operation.
 	releasedSuffix = ".released"
 	// CrashEnv is the point at which the process ends: "<operation> <object>#<ordinal>/before",
-	// or after. For a request it may also be one of the answers of Point.Chosen, and for a call
-	// one of callFaults. "/held" and a text, in place of /before, halts it there.
+	// or "/after". In place of /before there may be a fault: for a request, one of the faults for
+	// Point.ChooseFault; for a call, one of callFaults. "/held" and a text hold the operation.
 	CrashEnv = "DROVER_CRASHPOINT"
 )
 
-// Tests that end leave nothing held for longer than maxHold.
+// maxHold is how long an operation is held at most, so that it ends even if the tests have ended
+// without releasing it.
 const maxHold, holdPeriod = time.Minute, 2 * time.Millisecond
 
-// Point is one operation on one object, with its ordinal among those in this process.
+// Point is one operation on one object. Its name contains how often the process has begun the
+// operation on the object.
 type Point struct{ name string }
 
-// recorder counts the operations of this process.
+// recorder counts and records the operations of this process.
 type recorder struct {
 	mu     sync.Mutex
 	counts map[string]int
@@ -60,7 +62,8 @@ var points = sync.OnceValue(func() *recorder {
 	return r
 })
 
-// NameObject makes points show a UID as a name, which is the same in every run.
+// NameObject sets the name that points show instead of a UID. Unlike the UID, the name is the same
+// in every run.
 func NameObject(uid, name string) {
 	r := points()
 	r.mu.Lock()
@@ -68,33 +71,33 @@ func NameObject(uid, name string) {
 	r.names[uid] = name
 }
 
-// Begin marks the begin of an operation. An object that is a path is shown by its last
+// Begin marks the begin of an operation. If the object is an absolute path, the point shows its last
 // two elements.
 func Begin(operation, object string) Point {
-	p := Point{points().count(operation, object)}
+	p := Point{points().nextPoint(operation, object)}
 	crashAt(p.name + "/before")
-	p.holdProcess()
+	p.holdOperation()
 	return p
 }
 
-// Chosen returns which of some faults is to happen at the point instead of a crash, or
-// nothing, and records that it happens.
-func (p Point) Chosen(faults ...string) string {
+// ChooseFault returns the fault among faults that must happen at the point, and records that it
+// happens. It returns "" if none of them must happen.
+func (p Point) ChooseFault(faults ...string) string {
 	for _, fault := range faults {
 		if p.name+"/"+fault == points().crash {
-			points().noteLine("!" + p.name + "/" + fault)
+			points().recordLine("!" + p.name + "/" + fault)
 			return fault
 		}
 	}
 	return ""
 }
 
-// holdProcess halts the operation, if the point is the chosen one, until the tests release it.
-func (p Point) holdProcess() {
+// holdOperation waits until the tests release the operation, if CrashEnv says to hold it at this point.
+func (p Point) holdOperation() {
 	if !strings.HasPrefix(points().crash, p.name+"/held") {
 		return
 	}
-	points().noteLine("!" + points().crash)
+	points().recordLine("!" + points().crash)
 	for begin := time.Now(); time.Since(begin) < maxHold; time.Sleep(holdPeriod) {
 		if _, err := os.Stat(os.Getenv(LearnEnv) + releasedSuffix); err == nil {
 			return
@@ -102,21 +105,22 @@ func (p Point) holdProcess() {
 	}
 }
 
-// End marks its end.
+// End marks the end of the operation.
 func (p Point) End() { crashAt(p.name + "/after") }
 
 var (
 	uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 	ids   = regexp.MustCompile(`(fake|run)-[0-9a-f-]{18}|\b[0-9a-f]{12,16}\b|\b[0-9a-f]{64}\b`)
-	// containers have the names <vm>.<namespace>.<first 8 of the UID>.
+	// containers matches a part of the names of containers, <vm>.<namespace>.<first 8 of the UID>.
 	containers = regexp.MustCompile(`\.[a-z0-9-]+\.[0-9a-f]{8}\b`)
-	// objects of driver pod have the names <vm>-<first 8 of the UID>, and a Secret 8 of a nonce after that.
+	// objects matches a part of the names of driver pod's objects, <vm>-<first 8 of the UID>. A Secret has 8
+	// characters of a nonce after the UID.
 	objects = regexp.MustCompile(`-[0-9a-f]{8}(-[0-9a-z]{8})?\b`)
 	numbers = regexp.MustCompile(`^[0-9]+$`)
 )
 
-// count returns the name of the next point of an operation on an object.
-func (r *recorder) count(operation, object string) string {
+// nextPoint counts and records an operation on an object, and returns the name of its point.
+func (r *recorder) nextPoint(operation, object string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	name := operation + " " + r.stableName(object)
@@ -126,8 +130,8 @@ func (r *recorder) count(operation, object string) string {
 	return name
 }
 
-// noteLine adds a line to the record of points.
-func (r *recorder) noteLine(line string) {
+// recordLine appends a line to the file of LearnEnv.
+func (r *recorder) recordLine(line string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.writeLine(line)
@@ -158,7 +162,7 @@ func (r *recorder) stableName(object string) string {
 	return strings.Join(parts, ":")
 }
 
-// crashAt ends the process, as kill -9 does, if the point is the chosen one.
+// crashAt ends the process, as kill -9 does, if CrashEnv names the point.
 func crashAt(point string) {
 	if point != points().crash {
 		return

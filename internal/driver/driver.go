@@ -6,6 +6,7 @@ package driver
 import (
 	"context"
 	"io"
+	"io/fs"
 	"net"
 	"time"
 
@@ -124,7 +125,17 @@ type Consoler interface {
 	// Errors: ErrNotFound, and ErrRetry for a server that does not run. A Write fails with
 	// ErrUnsupported where the console can only be read. A Read whose error is neither
 	// io.EOF nor the end of ctx has lost the engine: attach again.
+	//
+	// The console of a container image has the methods of InputConsole.
 	Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error)
+}
+
+// InputConsole is the console of a command.
+type InputConsole interface {
+	// CloseWrite ends the input of the command. Close leaves it open.
+	CloseWrite() error
+	// Resize sets the size of the command's terminal, if it has one.
+	Resize(size terminal.Size)
 }
 
 // LogReader reads what servers have printed. It is optional.
@@ -143,16 +154,15 @@ type LogReader interface {
 // SplitLog is a log that keeps standard output and standard error apart. Read returns both.
 type SplitLog interface {
 	io.ReadCloser
-	// ReadStream is Read, and reports whether the output is of standard error.
-	ReadStream(p []byte) (n int, isStderr bool, err error)
+	terminal.SplitReader
 }
 
 // LogOptions select a part of a log.
 type LogOptions struct {
 	// Follow waits for more at the end.
 	Follow bool
-	// Previous selects what came before the current log: the run before of a container, the
-	// part of a machine's log that was cut off.
+	// Previous selects the log before the current one: that of a container's previous run, or
+	// the rotated part of a machine's log.
 	Previous bool
 	// TailLines is how many lines from the end to return, of each stream where they are kept
 	// apart; nil means all.
@@ -185,6 +195,17 @@ type Executor interface {
 	// cannot do it (offers no terminal, runs no agent), and ErrRetry for a server that does
 	// not run or has to be restarted first.
 	Exec(ctx context.Context, uid types.UID, c terminal.Command) (exitCode int, err error)
+}
+
+// FileWriter replaces the files of servers that run. It is optional.
+type FileWriter interface {
+	// FileRevisions returns the revisions of the folders that the run has, by their paths, as the guest
+	// reports them.
+	FileRevisions(ctx context.Context, uid types.UID) (map[string]string, error)
+	// WriteFiles replaces the files of a folder that the run has, at once. After an error it has its files.
+	//
+	// Errors of both: ErrNotFound, and ErrRetry for a server that does not run, does not answer or refuses.
+	WriteFiles(ctx context.Context, uid types.UID, mount FileMount) error
 }
 
 // Dialer connects to TCP ports of servers. It is optional.
@@ -259,9 +280,9 @@ type Target struct {
 	Epoch uint64
 }
 
-// ServerSpec is the desired state of a server. The tag "spec" names the field of a
-// VirtualMachine's spec that a field is from, "-" marks one that is from none, and
-// ",inline" a struct whose fields are at the level of the struct that it is in: see Fields.
+// ServerSpec is the desired state of a server. The tag "spec" of a field is the name of the
+// corresponding field in a VirtualMachine's spec. "-" means that there is none, and ",inline"
+// that the fields of a struct are at the level of the outer struct: see Fields.
 type ServerSpec struct {
 	Target `spec:"-"`
 	// Namespace and Name of the VirtualMachine.
@@ -306,6 +327,19 @@ type ServerSpec struct {
 	Args       []string `spec:"args"`
 	Env        []EnvVar `spec:"env"`
 	WorkingDir string   `spec:"workingDir"`
+	// Files are folders in the memory of the guest. FilesErr says why their content could not be read: a
+	// driver then begins no run, and fails with FilesErr where it would.
+	Files    []FileMount `spec:"files"`
+	FilesErr error       `spec:"-"`
+	// User is written as in an image, and replaces the image's.
+	User string `spec:"user"`
+	// Init is empty for the driver's default.
+	Init Init `spec:"init"`
+	// Stdin is set if the command has an input, which consoles write to, and TTY if it has a terminal.
+	Stdin bool `spec:"stdin"`
+	TTY   bool `spec:"tty"`
+	// Sysctls are sorted by their names.
+	Sysctls []Sysctl `spec:"sysctls"`
 
 	// Ephemeral servers keep no root disk from one run to the next.
 	Ephemeral bool `spec:"ephemeral"`
@@ -392,6 +426,8 @@ type Volume struct {
 	SizeBytes int64  `spec:"size"`
 	Image     *Image `spec:"source.image"`
 	ReadOnly  bool   `spec:"readOnly"`
+	// MountPath is the folder on which a server of a container image finds the volume's files; empty for none.
+	MountPath string `spec:"mountPath"`
 }
 
 // Port is a port of the server that is reachable from outside it. With a HostPort
@@ -409,6 +445,28 @@ type Port struct {
 type EnvVar struct {
 	Name  string `spec:"name"`
 	Value Secret `spec:"value"`
+}
+
+// FileMount is a folder of the guest whose files Drover replaces.
+type FileMount struct {
+	MountPath string `spec:"mountPath"`
+	// Revision is another one for other Files. It reveals nothing about their content.
+	Revision string `spec:"-"`
+	Files    []File `spec:"-"`
+}
+
+// File is a file of a FileMount.
+type File struct {
+	// Path is relative to the folder, without "..".
+	Path string
+	Mode fs.FileMode
+	Data Secret
+}
+
+// Sysctl is a parameter of the kernel, by its name with dots.
+type Sysctl struct {
+	Name  string `spec:"name" json:"name"`
+	Value string `spec:"value" json:"value"`
 }
 
 // Secret is text that must not be shown: it prints as "[redacted]" under every
@@ -447,17 +505,17 @@ const (
 // Server is a container, machine or pod that a driver runs for a VirtualMachine.
 type Server struct {
 	UID types.UID
-	// ID is the engine's name for the server. It is empty in StatePending, and for
-	// a server of which only the existence is known: then Err has the cause, and
-	// every call about it fails and changes nothing until that is repaired.
+	// ID is the engine's name for the server. It is empty in StatePending, and if nothing but
+	// the server's existence is known: then Err has the cause, and every call about the
+	// server fails and changes nothing until the cause is repaired.
 	ID              string
 	Namespace, Name string
 	// Run has a new value at every start; RestartRun refers to it.
 	Run   string
 	State State
-	// Progress describes what is under way, for people, for example a pull's progress.
+	// Progress describes what is under way, for users, for example a pull's progress.
 	Progress string
-	// Disruption describes, for people, why someone other than Drover and the guest ends or has ended
+	// Disruption describes, for users, why someone other than Drover and the guest ends or has ended
 	// the run, as far as the engine shows that: an eviction, for example.
 	Disruption string
 	// Host is where the server is, in an engine with several hosts.
@@ -471,11 +529,14 @@ type Server struct {
 	// can begin; Progress describes that. Meanwhile Ensure succeeds without starting the server, and
 	// has to be called again afterwards.
 	IsLeaving bool
-	// Note describes the parts of the spec that the driver ignores, for people.
+	// IsBooting is set while a guest runs that has not started its image's command. It is not set if the
+	// driver cannot know.
+	IsBooting bool
+	// Note describes the parts of the spec that the driver ignores, for users.
 	Note string
 	// Err is a failure in the background.
 	Err error
-	// NotReady describes, for people, why the engine considers a server that runs not ready. It is
+	// NotReady describes, for users, why the engine considers a server that runs not ready. It is
 	// empty if the engine checks nothing.
 	NotReady string
 	// Exit describes how the last run, or its guest, ended; nil during a run.
@@ -503,6 +564,8 @@ type Server struct {
 	// Ports of the host that lead to the server now. HostPort is always set.
 	// Name is never set, because only the spec has it.
 	Ports []Port
+	// UnpublishedPorts is the result of kit.UnpublishedPorts for a container image that runs.
+	UnpublishedPorts []string
 	// Objects are the objects that the VirtualMachine's status should record. List leaves them
 	// nil.
 	Objects []Object
@@ -514,8 +577,8 @@ type Server struct {
 	Retained bool
 }
 
-// MayBeOrphan reports whether a server is an orphan if no VirtualMachine owns it. A released
-// server is not, and neither is one of which only the existence is known.
+// MayBeOrphan reports whether a server is an orphan if no VirtualMachine owns it. It is not if
+// the server was released, or if nothing but its existence is known.
 func (s Server) MayBeOrphan() bool {
 	return !s.Retained && s.State != StatePending && s.ID != ""
 }
@@ -549,15 +612,26 @@ const (
 	ExitNotStarted = "NotStarted"
 )
 
+// Init is which program is process 1 of a container image, with the values of the API.
+type Init string
+
+// Values of Init. With InitDrover process 1 only reaps orphans, and the command is its child.
+const (
+	InitImage  Init = "Image"
+	InitDrover Init = "Drover"
+)
+
 // Exit describes how a run ended.
 type Exit struct {
 	Code int
+	// Signal is the number of the signal that ended the guest's command; 0 for none, or if the engine does not tell.
+	Signal int
 	// Reason is a CamelCase word: Completed, Error, OOMKilled, ...
 	Reason string
 	// Output is the end of the output of the engine's process, at most 1 KiB, if
 	// that explains a crash. It is never output of the guest.
 	Output string
-	// Message is the guest's description of the end, for people: one line of printable text.
+	// Message is the guest's description of the end, for users: one line of printable text.
 	Message string
 	// At is the engine's time, which may differ from any other clock.
 	At time.Time
@@ -580,7 +654,7 @@ func (e *Exit) NeverRan() bool {
 // Confinement says whether a server runs as another user than Drover's, or under Landlock.
 type Confinement struct {
 	Reason  string // ReasonConfined, ReasonStartedBefore or ReasonNotConfined
-	Message string // for people
+	Message string // for users
 }
 
 // Values of Confinement.Reason.

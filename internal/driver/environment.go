@@ -24,9 +24,9 @@ type Environment struct {
 	Cluster *rest.Config
 	// Owner returns the VirtualMachine with a UID, if one is known. A nil function knows none.
 	Owner func(types.UID) (Owner, bool)
-	// AssertedOff returns the UID of the pod whose machine an operator has asserted to be off, by an
-	// annotation of the VirtualMachine with the given UID. A nil function knows none.
-	AssertedOff func(types.UID) types.UID
+	// PodAssertedOff returns the UID of a pod of the VirtualMachine with the given UID, if an operator has
+	// asserted with an annotation that the pod's machine is off. A nil function knows none.
+	PodAssertedOff func(types.UID) types.UID
 	// Clock is required, Log may be zero, and Registerer may be nil.
 	Clock      clock.WithTicker
 	Log        logr.Logger

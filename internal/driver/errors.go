@@ -38,6 +38,9 @@ var (
 	ErrDeposed = errors.New("deposed")
 )
 
+// ErrBusy means that a server runs as many commands and consoles as it can. The error's text has the limit.
+var ErrBusy = errors.New("as many run as can")
+
 // ErrConsoleTaken means that another caller writes to the console.
 var ErrConsoleTaken = errors.New("another caller writes to the console: it may be read, and written to once that caller has left")
 

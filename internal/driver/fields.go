@@ -14,16 +14,16 @@ type Support string
 
 // Values of Support.
 const (
-	// AppliedLive fields change without a restart. A field that only guides a call,
-	// such as a grace period, is one of them.
+	// AppliedLive fields change without a restart. Parameters of a call, such as a grace
+	// period, are AppliedLive too.
 	AppliedLive Support = "live"
 	// AppliedAtRestart fields are listed in Server.Pending until the server is started.
 	AppliedAtRestart Support = "at restart"
-	// AppliedAtCreation fields never change while the server exists. A field that a
-	// user must know about is reported in Server.Refused.
+	// AppliedAtCreation fields never change while the server exists. If users should know
+	// that a change has no effect, the field is reported in Server.Refused.
 	AppliedAtCreation Support = "at creation"
-	// Noted fields are accepted and have no effect.
-	Noted Support = "noted"
+	// Ignored fields are accepted and have no effect.
+	Ignored Support = "ignored"
 	// Unsupported fields are refused with ErrUnsupported.
 	Unsupported Support = "unsupported"
 )
@@ -48,8 +48,8 @@ type Field[C any] struct {
 // to be declared: the contract suite fails on one that is missing.
 type Fields[C any] []Field[C]
 
-// FieldDeclarer returns what a driver does with each field of ServerSpec, by the names
-// of SpecFields. Every driver implements it.
+// FieldDeclarer returns what a driver does with each field of ServerSpec. The keys are the
+// names that SpecFields returns. Every driver implements it.
 type FieldDeclarer interface {
 	SupportedFields() map[string]Support
 }
@@ -94,26 +94,29 @@ func (f Fields[C]) Pending(change C) []string {
 	return names
 }
 
-// UnsupportedPodFields declares the fields that only servers in pods have, for a driver
-// that refuses them, except for those that it has.
-func UnsupportedPodFields[C any](has ...string) Fields[C] {
-	const hint = "only a server that runs in a pod has it; leave it out"
-	rows := Fields[C]{{Name: "evictionPolicy", Support: Unsupported, Hint: "Block is for a server that runs in a pod; it must be Allow, or left out"}}
+// UnsupportedPodFields declares the fields for servers in pods as unsupported, except for
+// the fields that the driver supports.
+func UnsupportedPodFields[C any](supported ...string) Fields[C] {
+	const hint = "this field is only for servers that run in a pod; leave it out"
+	rows := Fields[C]{{Name: "evictionPolicy", Support: Unsupported, Hint: "Block is only for servers that run in a pod; use Allow or leave the field out"}}
 	walkFields(reflect.ValueOf(Placement{}), "", func(name string, _ reflect.Value) {
 		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
 	})
 	for _, name := range []string{"ephemeral", "storageClassName"} {
 		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
 	}
-	return slices.DeleteFunc(rows, func(f Field[C]) bool { return slices.Contains(has, f.Name) })
+	return slices.DeleteFunc(rows, func(f Field[C]) bool { return slices.Contains(supported, f.Name) })
 }
 
-// UnsupportedCommandFields declares the fields that say what a container image runs, for a driver
-// that runs none.
+// CommandFields are the fields that say what a container image runs, and how.
+var CommandFields = []string{"command", "args", "env", "workingDir", "user", "init", "stdin", "tty", "sysctls", "files"}
+
+// UnsupportedCommandFields declares CommandFields as unsupported, for a driver that does not run
+// container images.
 func UnsupportedCommandFields[C any]() Fields[C] {
-	const hint = "it is for container images, which this driver does not run as such; use driver docker or leave it out"
+	const hint = "this field is for container images, which this driver does not run; use driver docker or qemu, or leave it out"
 	var rows Fields[C]
-	for _, name := range []string{"command", "args", "env", "workingDir"} {
+	for _, name := range CommandFields {
 		rows = append(rows, Field[C]{Name: name, Support: Unsupported, Hint: hint})
 	}
 	return rows
@@ -128,8 +131,8 @@ func SpecFields() []string {
 	return names
 }
 
-// setFields returns those of SpecFields that are not zero in spec, and the lists and
-// pointers that they are in.
+// setFields returns the fields of SpecFields that are not zero in spec, and the lists and
+// pointers that contain them.
 func setFields(spec ServerSpec) []string {
 	var names []string
 	walkFields(reflect.ValueOf(spec), "", func(name string, v reflect.Value) {
@@ -140,8 +143,7 @@ func setFields(spec ServerSpec) []string {
 	return names
 }
 
-// walkFields visits the fields of a struct that users can set, down to those that are not
-// structs.
+// walkFields visits the fields of a struct that users can set. It descends into structs.
 func walkFields(v reflect.Value, prefix string, visit func(name string, v reflect.Value)) {
 	for i := range v.NumField() {
 		field := v.Type().Field(i)

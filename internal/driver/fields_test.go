@@ -18,7 +18,7 @@ var someFields = Fields[pair]{
 	{Name: "action", Support: AppliedLive},
 	{Name: "resource", Support: AppliedAtRestart, Parts: []string{"cpu"}, Differs: func(p pair) bool { return p.has != p.wants }},
 	{Name: "image.kernel", Support: Unsupported, Hint: "there is no kernel to boot; leave it out"},
-	{Name: "volumes.source.image.kernel", Support: Unsupported, Hint: "a volume is not booted; leave it out"},
+	{Name: "volumes.source.image.kernel", Support: Unsupported, Hint: "a volume is not booted; leave the kernel out"},
 	{Name: "ports", Support: Unsupported, Hint: "there is no network; leave it out"},
 	{Name: "userData", Support: Unsupported, Hint: "there is no cloud-init; leave it out"},
 }

@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// SyncMap is a map that is safe for concurrent use. Drivers keep in it what they remember of
-// each server. Unlike a sync.Map it has types, and a change may depend on the present
-// value. The zero value is empty.
+// SyncMap is a map that is safe for concurrent use. Drivers use it to remember state of each
+// server. Unlike sync.Map it is type-safe, and Update can change a value depending on the
+// present value. The zero value is empty.
 type SyncMap[K comparable, V any] struct {
 	mu      sync.Mutex
 	entries map[K]V

@@ -17,28 +17,28 @@ import (
 	"cloudnative.tw/drover/internal/image/source"
 )
 
-// Base describes an image as it was when a disk was made on top of it. Machines' records
+// Base describes an image as it was when a disk was made on top of it. The records of machines
 // contain it. The zero value is for disks without an image.
 type Base struct {
 	Ref
 
-	// Path of the image's file. Of a fetched image it is the name only, which identifies the
-	// content, wherever the store is now.
+	// Path is the path of the image's file. For a fetched image it is only the name in the
+	// store, which identifies the content.
 	Path   string `json:"path"`
 	Format string `json:"format"`
 	Size   int64  `json:"size"`
-	Stamp  string `json:"stamp"`
+	Stamp  string `json:"stamp"` // detects a change of the file
 }
 
 // FormatRoot is the format of the roots of container images.
 const FormatRoot = "erofs"
 
-// IsContainer reports whether the image is a container image, whose files the guest sees below
-// its disk.
+// IsContainer reports whether the image is a container image. The guest sees its files through an
+// overlay with a writable disk.
 func (b Base) IsContainer() bool { return b.Format == FormatRoot }
 
-// Digest returns the digest of an image that was fetched, whatever its source stands for by now;
-// others have none.
+// Digest returns the digest of a fetched image, and "" for other images. It does not depend on
+// where the source leads now.
 func (b Base) Digest() string {
 	if !b.Source.IsFetched() || b.Path == "" {
 		return ""
@@ -46,11 +46,10 @@ func (b Base) Digest() string {
 	return DigestOf(b.Path)
 }
 
-// FetchedRef returns the reference by which the image is fetched again: by its digest, whatever
-// its source stands for by now.
+// FetchedRef returns a reference that fetches exactly this image again, since it has the digest.
 func (b Base) FetchedRef() Ref { return Ref{b.Source, DigestOf(b.Path)} }
 
-// Describe names the image for people, by its digest where that is known.
+// Describe names the image for people, with its digest if known.
 func (b Base) Describe() string {
 	switch {
 	case b.Source.Kind == source.None:
@@ -61,14 +60,14 @@ func (b Base) Describe() string {
 	return b.Source.String()
 }
 
-// HasContentOf reports whether two descriptions of one file are of the same content. The path
-// and the reference do not count, since the file may have been moved.
+// HasContentOf reports whether the file has not changed between two descriptions of it. It ignores
+// path and reference, since the file may have been moved.
 func (b Base) HasContentOf(other Base) bool {
 	other.Path, other.Ref = b.Path, b.Ref
 	return b == other
 }
 
-// DescribeFile describes an open file as the image of a reference.
+// DescribeFile describes an open file to which a reference leads.
 func DescribeFile(f *os.File, ref Ref) (Base, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -77,12 +76,12 @@ func DescribeFile(f *os.File, ref Ref) (Base, error) {
 	probed, err := diskimage.Probe(f, info.Size())
 	b := Base{Ref: ref, Path: ref.Source.Name, Format: probed.Format, Size: probed.Size}
 	if ref.Source.IsFetched() {
-		// The file is named after its content and may have been fetched again, so only
-		// truncation shows in its stamp.
+		// The name identifies the content, so the stamp need only show a truncation. It must not
+		// change when the file is fetched again.
 		b.Path, b.Stamp = filepath.Base(f.Name()), sizeStamp(info)
 	} else {
-		// The stamp changes when the file does, and not when the file is copied with its times,
-		// as from a backup.
+		// The stamp changes with the file. It stays the same when the file is restored from a
+		// backup with its times.
 		b.Stamp = fmt.Sprintf("%d-%d", info.Size(), info.ModTime().UnixNano())
 	}
 	return b, err
@@ -90,8 +89,8 @@ func DescribeFile(f *os.File, ref Ref) (Base, error) {
 
 func sizeStamp(info fs.FileInfo) string { return strconv.FormatInt(info.Size(), 10) }
 
-// Describe describes an image that was fetched, as its file is now. It fails with ErrUnavailable
-// if the image has to be fetched first.
+// Describe describes the present file of a fetched image. It fails with ErrUnavailable if the image
+// must be fetched first.
 func (s *Store) Describe(ref Ref) (Base, error) {
 	if ref.Source.IsContainer() {
 		root, err := s.OpenRoot(ref)
@@ -114,7 +113,7 @@ func (s *Store) Describe(ref Ref) (Base, error) {
 	return b, nil
 }
 
-// openDisk opens the file of a disk that was fetched.
+// openDisk opens the file of a fetched disk.
 func (s *Store) openDisk(ref Ref) (*os.File, error) {
 	path, exists := s.Path(ref)
 	if !exists {
@@ -127,8 +126,7 @@ func (s *Store) openDisk(ref Ref) (*os.File, error) {
 	return f, nil
 }
 
-// OpenBase opens the file of a disk that was fetched, which must be as it was when another disk
-// was made on top of it.
+// OpenBase opens the file of a fetched disk. It fails if the file has changed since was was recorded.
 func (s *Store) OpenBase(was Base) (*os.File, error) {
 	ref := was.FetchedRef()
 	f, err := s.openDisk(ref)
@@ -139,18 +137,18 @@ func (s *Store) OpenBase(was Base) (*os.File, error) {
 	if err == nil && found.HasContentOf(was) {
 		return f, nil
 	}
-	why := ""
+	cause := ""
 	if err != nil {
-		why = ": " + err.Error()
+		cause = ": " + err.Error()
 	}
-	return nil, errors.Join(newError(ErrUnavailable, "image %s was cut off or changed in %s: remove that file, and it is fetched again%s",
-		was.Source, f.Name(), why), f.Close())
+	return nil, errors.Join(newError(ErrUnavailable, "image %s was truncated or changed in %s: remove that file, and Drover fetches it again%s",
+		was.Source, f.Name(), cause), f.Close())
 }
 
-// IsSame reports whether the requested image is the one that a disk stands on, under whatever
-// name. A checksum may have been added or left out, or another server may have the same image.
-// The content behind a source may have changed since the disk was made of it, so without a
-// checksum only the name counts.
+// IsSame reports whether a requested image is the image of an existing disk. Its name may differ,
+// since another server may have the same image, and a checksum may have been added or removed.
+// Without a checksum the same source counts as the same image, even if the source leads to other
+// content by now.
 func (s *Store) IsSame(have Base, requested Ref) bool {
 	switch isFetched := requested.Source.IsFetched(); {
 	case have.Ref == requested:
@@ -165,9 +163,9 @@ func (s *Store) IsSame(have Base, requested Ref) bool {
 	return s.Digest(requested) == DigestOf(have.Path)
 }
 
-// Keep makes a hard link in a machine's folder to the file of the store on which a disk is based. If the store has lost
-// the file, Keep gives it back: by then the source may have other content, or none. The folder has to be
-// on the disk of the store.
+// Keep makes a hard link in a machine's folder to the stored file on which a disk is based. If the store has lost the
+// file, Keep adds it to the store again from the hard link, since the source may no longer lead to that content. The
+// folder must be on the disk of the store.
 func (s *Store) Keep(folder string, b Base) error {
 	kept, stored := filepath.Join(folder, b.Path), s.filePath(b.Path)
 	isKept := b.isIn(kept)
@@ -177,16 +175,16 @@ func (s *Store) Keep(folder string, b Base) error {
 	case isKept == isStored:
 		return nil
 	case isKept:
-		return s.giveBack(kept, b.Path)
+		return s.restoreFile(kept, b.Path)
 	}
-	if err := os.Remove(kept); err != nil && !errors.Is(err, fs.ErrNotExist) { // it is damaged
+	if err := os.Remove(kept); err != nil && !errors.Is(err, fs.ErrNotExist) { // a damaged file
 		return err
 	}
 	return os.Link(stored, kept)
 }
 
-// giveBack adds a file that a machine has kept to a store whose folder may be missing too.
-func (s *Store) giveBack(kept, name string) error {
+// restoreFile adds a kept file to the store. It calls Stage to make the store's folder if that is missing too.
+func (s *Store) restoreFile(kept, name string) error {
 	_, remove, err := s.Stage()
 	if err != nil {
 		return err
@@ -195,12 +193,12 @@ func (s *Store) giveBack(kept, name string) error {
 	return s.AddFile(kept, name)
 }
 
-// IsStored reports whether a name belongs to a file of a store, which a machine may keep.
+// IsStored reports whether a file name is a name of the store, whose file a machine may Keep.
 func IsStored(name string) bool {
 	return strings.HasPrefix(name, imagePrefix) || IsRootName(name) || strings.HasPrefix(name, TemplatePrefix)
 }
 
-// isIn reports whether a file has the content, as far as starts of disks check it.
+// isIn reports whether a file has the content of the image. It checks only the beginning, the size and the stamp.
 func (b Base) isIn(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // in a machine's folder
 	if err != nil {

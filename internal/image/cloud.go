@@ -19,15 +19,15 @@ import (
 const (
 	// maxChecksums is how many bytes a document with checksums may have.
 	maxChecksums = 1 << 20
-	// checksumsTimeout limits the time for such a document.
+	// checksumsTimeout limits the time to fetch a document with checksums.
 	checksumsTimeout = time.Minute
 )
 
-// FindCloud returns the image of the catalogue that a source names, nil if it is not a name. The error says
-// which names there are.
+// FindCloud returns the image of the catalogue for a source, nil for other kinds of sources. The error for an
+// unknown name lists the known names.
 func (s *Sources) FindCloud(from source.Source) (*catalogue.Image, error) {
 	if from.Kind != source.Catalogue {
-		return nil, nil //nolint:nilnil // Nil is for sources that are not names.
+		return nil, nil //nolint:nilnil // The source is not a name of the catalogue.
 	}
 	found, err := s.catalogue.Find(from.Name, platform.Architecture)
 	if err != nil {
@@ -36,16 +36,16 @@ func (s *Sources) FindCloud(from source.Source) (*catalogue.Image, error) {
 	return &found, nil
 }
 
-// published is the checksum that an image must have according to its publisher.
+// published is the checksum of an image from its publisher.
 type published struct {
 	catalogue.Checksums
 
 	digest string
-	hash   hash.Hash // over what is sent
+	hash   hash.Hash // of the received bytes
 }
 
-// copyCloud copies the image that a name of the catalogue stands for now. Whoever answers at the address
-// of the checksums decides which image that is; the server of the image, or a mirror, does not.
+// copyCloud copies the image to which a name of the catalogue leads now. Only the server of the checksums
+// decides which image that is. The server of the image, such as a mirror, need not be trusted.
 func (s *Sources) copyCloud(ctx context.Context, a *attempt) error {
 	found, err := s.FindCloud(a.ref.Source)
 	if err != nil {
@@ -53,20 +53,20 @@ func (s *Sources) copyCloud(ctx context.Context, a *attempt) error {
 	}
 	document, err := s.fetchChecksums(ctx, found.Checksums.URL, a.progress.ResetStallTimer)
 	if err != nil {
-		return egress.Errorf("its checksum at %s: %s", found.Checksums.URL, egress.Explain(err))
+		return egress.Errorf("fetching its checksum from %s: %s", found.Checksums.URL, egress.Explain(err))
 	}
 	digest, err := found.Checksums.Find(document, found.File())
 	if err != nil {
-		return unusableContent("its checksum: %w", err)
+		return unusableContent("finding its checksum: %w", err)
 	}
 	if wanted := a.ref.Checksum; found.Checksums.Algorithm == catalogue.SHA256 && wanted != "" && wanted != digestPrefix+digest {
-		return unusableContent("it stands for %s%s now, and %s was asked for", digestPrefix, digest, wanted)
+		return unusableContent("the name leads to the image with checksum %s%s now, and %s is requested", digestPrefix, digest, wanted)
 	}
 	a.published = &published{found.Checksums, digest, found.Checksums.New()}
 	return a.copy.FromWeb(ctx, s.client, found.URL)
 }
 
-// fetchChecksums returns a document with checksums.
+// fetchChecksums fetches a document with checksums.
 func (s *Sources) fetchChecksums(ctx context.Context, url string, onData func()) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, checksumsTimeout)
 	defer cancel()
@@ -85,29 +85,29 @@ func (s *Sources) fetchChecksums(ctx context.Context, url string, onData func())
 	return io.ReadAll(response.Body)
 }
 
-// receiveBytes hashes what is sent. A nil published has nothing to compare.
-func (p *published) receiveBytes(sent []byte) {
+// receiveBytes hashes received bytes. It does nothing for nil.
+func (p *published) receiveBytes(received []byte) {
 	if p != nil {
-		_, _ = p.hash.Write(sent) // never fails
+		_, _ = p.hash.Write(received) // never fails
 	}
 }
 
-// checkSums compares the bytes that were sent with the checksum of the publisher.
+// checkSums fails if the received bytes do not have the publisher's checksum.
 func (p *published) checkSums() error {
 	if p == nil {
 		return nil
 	}
 	if got := hex.EncodeToString(p.hash.Sum(nil)); got != p.digest {
-		return unusableContent("its %s is %s, and %s has %s", p.Algorithm, got, p.URL, p.digest)
+		return unusableContent("the %s of the image is %s, and %s states %s", p.Algorithm, got, p.URL, p.digest)
 	}
 	return nil
 }
 
-// versionFor adds what was published to a server's version of its content: content that does not match is
+// versionFor adds the published checksum to the server's version of its content. So rejected content is
 // fetched again once another checksum is published.
-func (p *published) versionFor(ofContent string) string {
-	if p == nil || ofContent == "" {
-		return ofContent
+func (p *published) versionFor(contentVersion string) string {
+	if p == nil || contentVersion == "" {
+		return contentVersion
 	}
-	return ofContent + " " + p.digest
+	return contentVersion + " " + p.digest
 }

@@ -130,12 +130,12 @@ func TestCloudFails(t *testing.T) {
 		says                    string
 		asks                    int // for the image
 	}{
-		"another checksum":      {image.ParseRef(house, ""), "sha256", "digest", strings.Repeat("0", 64), "its sha256 is " + sum + ", and URL/images/SUMS has 0000", 1},
-		"another sha512":        {image.ParseRef(house, ""), "sha512", "digest", strings.Repeat("0", 128), "its sha512 is ", 1},
+		"another checksum":      {image.ParseRef(house, ""), "sha256", "digest", strings.Repeat("0", 64), "the sha256 of the image is " + sum + ", and URL/images/SUMS states 0000", 1},
+		"another sha512":        {image.ParseRef(house, ""), "sha512", "digest", strings.Repeat("0", 128), "the sha512 of the image is ", 1},
 		"no line":               {image.ParseRef(house, ""), "sha512", "coreutils", "nothing", "its checksum: URL/images/SUMS lacks the sha512 of disk.img", 0},
-		"endless checksums":     {image.ParseRef(house, ""), "sha512", "coreutils", strings.Repeat("x", 2<<20), "its checksum at URL/images/SUMS: the server's answer has more than 1048576 bytes", 0},
-		"checksums of nothing":  {image.ParseRef(house, ""), "sha512", "coreutils", "", "its checksum at URL/images/SUMS: the server answered 404 Not Found", 0},
-		"not the one wanted":    {image.ParseRef(house, checksum(nil)), "sha256", "digest", sum, "it stands for " + checksum(content) + " now, and " + checksum(nil) + " was asked for", 0},
+		"endless checksums":     {image.ParseRef(house, ""), "sha512", "coreutils", strings.Repeat("x", 2<<20), "fetching its checksum from URL/images/SUMS: the server's answer has more than 1048576 bytes", 0},
+		"checksums of nothing":  {image.ParseRef(house, ""), "sha512", "coreutils", "", "fetching its checksum from URL/images/SUMS: the server answered 404 Not Found", 0},
+		"not the one wanted":    {image.ParseRef(house, checksum(nil)), "sha256", "digest", sum, "leads to the image with checksum " + checksum(content) + " now, and " + checksum(nil) + " is requested", 0},
 		"not the one of sha512": {image.ParseRef(house, checksum(nil)), "sha512", "coreutils", "LINE", "its checksum is " + checksum(content) + ", and " + checksum(nil) + " was asked for", 1},
 		neverPulled:             {image.ParseRef(house, ""), "sha512", "coreutils", "LINE", "its pullPolicy is Never", 0},
 	} {
@@ -171,9 +171,9 @@ func TestCloudIsPublishedAnew(t *testing.T) {
 	allow(t, s, p.policy(t, "sha512", "coreutils"))
 	ref := image.ParseRef(house, "")
 	for range 2 {
-		wantRetry(t, fetchBy(t, s, ref, image.PullAlways), "its sha512 is ")
+		wantRetry(t, fetchBy(t, s, ref, image.PullAlways), "the sha512 of the image is ")
 	}
-	wantRetry(t, fetchBy(t, s, ref, image.PullAlways), "the server has the same as before")
+	wantRetry(t, fetchBy(t, s, ref, image.PullAlways), "the content on the server has not changed")
 	p.publish(first, "LINE")
 	assert.NoError(t, fetchBy(t, s, ref, image.PullAlways))
 	checkStored(t, s, ref, first)
@@ -223,7 +223,7 @@ func TestCloudAddresses(t *testing.T) {
 	policy.Hosts = nil
 	s := newStore(t)
 	allow(t, s, policy)
-	wantRetry(t, fetch(t, s, image.ParseRef(house, "")), "its checksum at "+p.url+sumsFile+": 127.0.0.1 leads to a loopback address, which is asked only if --image-hosts has")
+	wantRetry(t, fetch(t, s, image.ParseRef(house, "")), "fetching its checksum from "+p.url+sumsFile+": 127.0.0.1 resolves to a loopback address, which is contacted only if --image-hosts has")
 	n := p.requests(sumsFile)
 	assert.True(t, n == 0, "the publisher was asked %d times", n)
 }

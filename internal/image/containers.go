@@ -25,10 +25,9 @@ import (
 	"cloudnative.tw/drover/internal/image/source"
 )
 
-// Converter converts the layers of a container image to a file system. The layers come from
-// strangers: the parts that read them should be able to do nothing else. See
-// rootfs.ConvertHere, which is for tests, and package converter of machines. The error is the
-// error of a layer that could not be read, a rootfs.WriteError, or a rootfs.ConverterError.
+// Converter converts the layers of a container image to a file system. Layers are not trusted, so
+// package converter does that in a confined process; rootfs.ConvertHere is for tests. The error is
+// a rootfs.WriteError, a rootfs.ConverterError, or the error of a layer that could not be read.
 type Converter func(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error)
 
 // container is a container image in a registry.
@@ -37,16 +36,15 @@ type container struct {
 
 	digest string
 	layers []v1.Layer
-	sizes  []int64 // of the layers as they are sent
+	sizes  []int64 // of the compressed layers
 	config RunConfig
 }
 
-// findContainer finds an image for machines, and checks what is known before its
-// layers are fetched. The image of a checksum is asked for first: the reference may stand for
-// another one by now.
+// findContainer finds a container image in its registry, and checks its manifest and configuration
+// before any layer is fetched.
 //
-// The logins come from the operator's Docker configuration, for all VMs alike, so an image
-// that the registry has once given out may be used by all of them.
+// All VMs use the logins of the operator's Docker configuration. So every VM may use an image in
+// the store, whichever VM it was fetched for.
 func (s *Sources) findContainer(ctx context.Context, ref Ref, onData func()) (c *container, err error) {
 	c = &container{}
 	if c.Image, err = s.findImage(ctx, ref, onData); err != nil {
@@ -73,7 +71,7 @@ func (s *Sources) findImage(ctx context.Context, ref Ref, onData func()) (v1.Ima
 	if ref.Source.Kind == source.BuiltIn {
 		found, err := tarball.ImageFromPath(s.builtIn, nil)
 		if err != nil {
-			return nil, unusableContent("a machine without image.source needs it, and it is a file in the folder of --qemu-kernel, which make guest makes: %w", err)
+			return nil, unusableContent("reading the built-in image, which a machine without image.source needs, from the folder of --qemu-kernel (make guest makes it): %w", err)
 		}
 		return found, nil
 	}
@@ -84,6 +82,7 @@ func (s *Sources) findImage(ctx context.Context, ref Ref, onData func()) (v1.Ima
 	return found.Image()
 }
 
+// findManifest queries the manifest of the checksum first, since the reference may lead to another image now.
 func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*remote.Descriptor, error) {
 	parsed, options, err := s.parseReference(ctx, ref.Source.Name, onData)
 	if err != nil {
@@ -94,14 +93,13 @@ func (s *Sources) findManifest(ctx context.Context, ref Ref, onData func()) (*re
 	}
 	found, err := remote.Get(parsed.Context().Digest(ref.Checksum), options...)
 	if response, ok := errors.AsType[*transport.Error](err); ok && response.StatusCode == http.StatusNotFound {
-		return remote.Get(parsed, options...) // the checksum may belong to a disk in the image
+		return remote.Get(parsed, options...) // the checksum may be the digest of a disk in the image
 	}
 	return found, err
 }
 
 // fetchContainer fetches a container image, and returns the name of its file in the store: a
-// root, or a disk if the image has nothing but that. A root that is there already is not
-// fetched again.
+// root, or a disk if the image has only a disk. It does not fetch a root that exists.
 func (s *Store) fetchContainer(ctx context.Context, staging string, ref Ref, progress Progress) (name string, err error) {
 	found, err := s.Sources.findContainer(ctx, ref, progress.ResetStallTimer)
 	if err != nil {
@@ -122,22 +120,22 @@ func (s *Store) fetchContainer(ctx context.Context, staging string, ref Ref, pro
 	return disk, s.AddFile(filepath.Join(staging, diskFile), disk)
 }
 
-// checkDigest refuses a container image that is not the one that the reference is pinned to.
+// checkDigest fails if the checksum of the reference is another digest.
 func (r Ref) checkDigest(digest string) error {
 	if r.Checksum != "" && r.Checksum != digest {
-		return unusableContent("its digest is %s, and %s was asked for", digest, r.Checksum)
+		return unusableContent("the digest of the image is %s, and must be %s", digest, r.Checksum)
 	}
 	return nil
 }
 
-// convertLayers fetches the layers of an image and writes its root, with the configuration. If the
-// image has nothing but a disk, that is copied to a separate file, and its name returned.
+// convertLayers fetches the layers of an image, and writes its root, with the configuration. If the
+// image has only a disk, convertLayers copies the disk to a separate file, and returns its name.
 func (a *attempt) convertLayers(ctx context.Context, c *container) (disk string, err error) {
 	if err := a.checkContent(c.digest, sumSizes(c.sizes)); err != nil {
 		return "", err
 	}
 	if a.store.Convert == nil {
-		return "", newError(ErrUnsupported, "container images are not taken here")
+		return "", newError(ErrUnsupported, "this driver does not support container images")
 	}
 	limit := a.store.Sources.limit.Bytes
 	request := rootfs.Request{Seed: c.digest, Layers: c.sizes, MaxContent: limit, MaxSize: limit}
@@ -166,7 +164,7 @@ func (a *attempt) convertLayers(ctx context.Context, c *container) (disk string,
 		return "", err
 	}
 	if err := a.checkRoot(result.Size); err != nil {
-		return "", fmt.Errorf("the root that was made of it: %w", err)
+		return "", fmt.Errorf("checking the root that was made of the image: %w", err)
 	}
 	if err := writeTrailing(a.out, result.Size, c.config); err != nil {
 		return "", a.explainWrite("its root", err)
@@ -186,31 +184,31 @@ func (a *attempt) checkRoot(size int64) error {
 	return erofs.Check(a.file, size)
 }
 
-// explainResult returns why nothing was made of an image.
+// explainResult returns an error if the converter has rejected the image.
 func (a *attempt) explainResult(r rootfs.Result) error {
 	message := printable(r.Message)
 	switch r.Reason {
 	case "":
 		return nil
 	case rootfs.ReasonContent:
-		return unusableContent("no machine can have it as its root: %s", message)
+		return unusableContent("the image cannot be the root of a machine: %s", message)
 	case rootfs.ReasonTooLarge:
 		return tooLargeError("the layers of the image have more than", a.store.Sources.limit.Bytes)
 	case rootfs.ReasonMemory:
 		return errTooMuchMemory()
 	case rootfs.ReasonOutput:
-		return tooLargeError("its root has more than", a.store.Sources.limit.Bytes)
+		return tooLargeError("the root of the image has more than", a.store.Sources.limit.Bytes)
 	case rootfs.ReasonFailed:
-		return fmt.Errorf("converting it failed: %s", message)
+		return fmt.Errorf("converting the image failed: %s", message)
 	}
-	return fmt.Errorf("converting it failed for an unknown reason, %.40q", string(r.Reason))
+	return fmt.Errorf("converting the image failed for an unknown reason, %.40q", string(r.Reason))
 }
 
-// maxMessage is how many bytes of a converter's message are passed on.
+// maxMessage is how many bytes of a converter's message an error quotes.
 const maxMessage = 1000
 
-// printable returns a message of a converter, which an image may have taken over, as it can be
-// shown.
+// printable makes a message safe to print, since an image may have taken over the converter that
+// sent it.
 func printable(message string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -220,22 +218,21 @@ func printable(message string) string {
 	}, strings.ToValidUTF8(message[:min(len(message), maxMessage)], "?"))
 }
 
-// countedBlob is the content of a layer, whose bytes are counted as they are read.
+// countedBlob is the content of a layer. It calls onRead with the number of bytes after each read.
 type countedBlob struct {
 	io.ReadCloser
 
-	count func(bytes int)
+	onRead func(bytes int)
 }
 
 // Read implements io.Reader.
 func (b *countedBlob) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.count(n)
+	b.onRead(n)
 	return n, err
 }
 
-// extractDisk copies the disk out of a root to a file beside it, and returns its name in the
-// store.
+// extractDisk copies the disk in a root to a separate file, and returns its name in the store.
 func (a *attempt) extractDisk(disk rootfs.Range) (string, error) {
 	path := filepath.Join(filepath.Dir(a.file.Name()), diskFile)
 	return a.store.writeFile(path, a.ref, a.progress, func(d *attempt) (string, error) {

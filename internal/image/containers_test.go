@@ -34,8 +34,9 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/erofs"
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/health"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/test/assert"
@@ -47,6 +48,7 @@ import (
 var containerConfig = v1.Config{
 	Entrypoint: []string{"/bin/app"}, Cmd: []string{"--serve"}, Env: []string{"PATH=/bin", "EMPTY="}, WorkingDir: "/srv", User: "1000:1000",
 	StopSignal: "SIGINT", ExposedPorts: map[string]struct{}{"80/tcp": {}, "443/tcp": {}}, Volumes: map[string]struct{}{"/data": {}},
+	Shell: []string{"/bin/ash", "-c"}, Healthcheck: &v1.HealthConfig{Test: []string{"CMD-SHELL", "true"}},
 }
 
 // containerImage returns an image for a platform.
@@ -147,6 +149,7 @@ func checkRoot(t *testing.T, root *image.Root) {
 	want := image.RunConfig{
 		Entrypoint: []string{"/bin/app"}, Cmd: []string{"--serve"}, Env: []string{"PATH=/bin", "EMPTY="}, WorkingDir: "/srv", User: "1000:1000",
 		StopSignal: "SIGINT", ExposedPorts: []string{"443/tcp", "80/tcp"}, Volumes: []string{"/data"},
+		HealthCheck: &health.Check{Args: []string{"/bin/ash", "-c", "true"}, Interval: 30 * time.Second, Timeout: 30 * time.Second, StartInterval: 5 * time.Second, Retries: 3},
 	}
 	assert.True(t, reflect.DeepEqual(root.Config, want), "the configuration is %+v", root.Config)
 	tree := filetree.Read(t, root.File)
@@ -191,8 +194,8 @@ func TestPlatform(t *testing.T) {
 	root := openRoot(t, s, both)
 	assert.True(t, root.Digest == digestOf(t, amd), "got %s", root.Digest)
 	asked.Store(0)
-	wantRetry(t, fetch(t, s, push("arm", arm)), `it is for "linux/arm64": machines run linux/amd64`)
-	wantRetry(t, fetch(t, s, push("arm-index", indexOf(map[string]v1.Image{"arm64": arm}))), "it lacks an image for linux/amd64")
+	wantRetry(t, fetch(t, s, push("arm", arm)), `the image is for "linux/arm64", and machines run linux/amd64`)
+	wantRetry(t, fetch(t, s, push("arm-index", indexOf(map[string]v1.Image{"arm64": arm}))), "no image for linux/amd64")
 	if n := asked.Load(); n > 1 { // a configuration
 		t.Errorf("%d blobs were fetched", n)
 	}
@@ -242,7 +245,7 @@ func TestPinnedContainer(t *testing.T) {
 	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
 	assert.Equal(t, "the source stands for", openRoot(t, s, image.ParseRef(source, "")).Digest, digestOf(t, latest))
 	missing := image.ParseRef(source, checksum([]byte("missing")))
-	wantRetry(t, fetch(t, s, missing), "its digest is "+digestOf(t, latest))
+	wantRetry(t, fetch(t, s, missing), "the digest of the image is "+digestOf(t, latest))
 	checkImages(t, s, 2)
 }
 
@@ -266,8 +269,8 @@ func TestContainerRegistryFails(t *testing.T) {
 		}, "digest", true},
 		"cut off":              {layer, func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob[:min(1000, len(blob))]) }, "", true},
 		"gone":                 {layer, func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusNotFound) }, "404", true},
-		"odd, as it is":        {odd, func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob) }, "no machine can have it as its root", false},
-		"no archive, as it is": {bytes.Repeat([]byte("x"), 5000), func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob) }, "no machine can have it as its root", false},
+		"odd, as it is":        {odd, func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob) }, "the image cannot be the root of a machine", false},
+		"no archive, as it is": {bytes.Repeat([]byte("x"), 5000), func(w http.ResponseWriter, _ *http.Request, blob []byte) { _, _ = w.Write(blob) }, "the image cannot be the root of a machine", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -336,8 +339,8 @@ func TestStatedSizes(t *testing.T) {
 		change func(*v1.Manifest)
 		says   string
 	}{
-		"negative configuration": {func(m *v1.Manifest) { m.Config.Size = -1 }, "its configuration has -1 bytes: it may have 0 to 1048576"},
-		"large configuration":    {func(m *v1.Manifest) { m.Config.Size = 1 << 30 }, "its configuration has 1073741824 bytes: it may have 0 to 1048576"},
+		"negative configuration": {func(m *v1.Manifest) { m.Config.Size = -1 }, "the configuration of the image has -1 bytes: it may have 0 to 1048576"},
+		"large configuration":    {func(m *v1.Manifest) { m.Config.Size = 1 << 30 }, "the configuration of the image has 1073741824 bytes: it may have 0 to 1048576"},
 		"negative layer":         {func(m *v1.Manifest) { m.Layers[0].Size = -1 }, "a layer of the image has -1 bytes: it must have 1 or more"},
 		"empty layer": {func(m *v1.Manifest) {
 			m.Layers = append(m.Layers, v1.Descriptor{MediaType: m.Layers[0].MediaType, Digest: v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("0", 64)}})
@@ -350,8 +353,8 @@ func TestStatedSizes(t *testing.T) {
 		"two sizes of a layer": {func(m *v1.Manifest) {
 			m.Layers = append(m.Layers, m.Layers[0])
 			m.Layers[1].Size++
-		}, "it must have one size"},
-		"a layer that is the configuration": {func(m *v1.Manifest) { m.Layers[0].Digest = m.Config.Digest }, "it must have one size"},
+		}, "states the sizes"},
+		"a layer that is the configuration": {func(m *v1.Manifest) { m.Layers[0].Digest = m.Config.Digest }, "states the sizes"},
 	} {
 		for _, scheme := range []string{"", "oci://"} {
 			t.Run(name+" "+scheme, func(t *testing.T) {
@@ -379,8 +382,8 @@ func TestContainerSizes(t *testing.T) {
 		size int64
 		says string
 	}{
-		"smaller": {size - 512, "it is not as large as the image says"},
-		"larger":  {size + 512, "it is not as large as the image says"},
+		"smaller": {size - 512, "the size of the content differs from the size that the image states"},
+		"larger":  {size + 512, "the size of the content differs from the size that the image states"},
 		"nothing": {0, "it must have 1 or more"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -446,7 +449,7 @@ func TestContainerLimits(t *testing.T) {
 	framework.PushImage(t, registry+"/history:1", containerImage(t, "amd64", v1.Config{Labels: map[string]string{"a": strings.Repeat("x", 2<<20)}}, bomb))
 	framework.PushImage(t, registry+"/env:1", containerImage(t, "amd64", v1.Config{Env: []string{"=x"}}, bomb))
 	for repository, message := range map[string]string{
-		"bomb": "--image-max-size", "zstd": "--image-max-size", "window": "needs more than 67108864 bytes of memory", "large": "--image-max-size", "layers": "it may have 127", "config": "it may have 262144",
+		"bomb": "--image-max-size", "zstd": "--image-max-size", "window": "needs more than 67108864 bytes of memory", "large": "--image-max-size", "layers": "it may have at most 127", "config": "may have at most 262144",
 		"history": "it may have 0 to 1048576", "env": `the variable "=x"`,
 	} {
 		s := containerStore(t, registry)
@@ -457,8 +460,8 @@ func TestContainerLimits(t *testing.T) {
 	}
 }
 
-// TestContainerNoRoom checks that an image that does not fit on a disk is fetched once there is room.
-func TestContainerNoRoom(t *testing.T) {
+// TestContainerNoSpace checks that an image that does not fit on a disk is fetched once there is space.
+func TestContainerNoSpace(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=2M"); err != nil {
@@ -470,7 +473,7 @@ func TestContainerNoRoom(t *testing.T) {
 	content := bytes.Repeat([]byte("not zeros "), 400_000)
 	framework.PushImage(t, registry+"/app:1", containerImage(t, "amd64", containerConfig, zipped(t, framework.TarOf(t, "app", content))))
 	s := containerStore(t, registry)
-	s.Dir, s.Stage, s.Room = dir, atomicfile.Folder{Path: dir}.MakeFolder, &room.Disk{Dir: dir}
+	s.Dir, s.Stage, s.Space = dir, atomicfile.Folder{Path: dir}.MakeFolder, &diskspace.Disk{Dir: dir}
 	assert.NoError(t, os.Mkdir(filepath.Join(dir, "cache"), 0o700))
 	ref := image.ParseRef(registry+"/app:1", "")
 	wantRetry(t, fetch(t, s, ref), "its root has at least")
@@ -574,7 +577,7 @@ func TestContainerStalls(t *testing.T) {
 	s := containerStore(t, registry)
 	timer := time.AfterFunc(time.Hour, cancel)
 	defer timer.Stop()
-	wantRetry(t, s.Fetch(ctx, image.ParseRef(registry+"/app:1", ""), &watchdog{timer, time.Hour, func(string) {}}), "it was cancelled")
+	wantRetry(t, s.Fetch(ctx, image.ParseRef(registry+"/app:1", ""), &watchdog{timer, time.Hour, func(string) {}}), "cancelled")
 	checkImages(t, s, 0)
 }
 
@@ -587,8 +590,8 @@ func TestConverterClaims(t *testing.T) {
 		claim rootfs.Result
 		says  string
 	}{
-		"nothing was made":  {rootfs.Result{Size: 1 << 20}, "the root that was made of it"},
-		"a negative size":   {rootfs.Result{Size: -4096}, "the root that was made of it"},
+		"nothing was made":  {rootfs.Result{Size: 1 << 20}, "checking the root that was made of the image"},
+		"a negative size":   {rootfs.Result{Size: -4096}, "checking the root that was made of the image"},
 		"a disk elsewhere":  {rootfs.Result{Size: 4096, Disk: &rootfs.Range{Offset: -1, Size: 1 << 40}}, ""},
 		"a terminal's text": {rootfs.Result{Reason: rootfs.ReasonContent, Message: "a\x1b[2Jb\xff\n" + strings.Repeat("x", 5000)}, "a?[2Jb??xxx"},
 		"another reason":    {rootfs.Result{Reason: "\x1bnews", Message: "x"}, `unknown reason, "\x1bnews"`},
@@ -640,7 +643,7 @@ func TestConverterFails(t *testing.T) {
 	wantRetry(t, fetch(t, s, ref), "the conversion has failed: signal: killed")
 	checkImages(t, s, 0)
 	s.Convert = nil
-	assert.ErrorIs(t, "Fetch", fetch(t, s, ref), image.ErrUnsupported, "not taken here")
+	assert.ErrorIs(t, "Fetch", fetch(t, s, ref), image.ErrUnsupported, "does not support container images")
 	s.Convert = rootfs.ConvertHere
 	assert.NoError(t, fetch(t, s, ref))
 	checkRoot(t, openRoot(t, s, ref))

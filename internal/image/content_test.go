@@ -81,9 +81,9 @@ func TestBadCompressed(t *testing.T) {
 			kind           string
 		}{
 			"another checksum":         {sent, checksum(disk()), "its checksum is " + checksum(sent), retry},
-			"cut off":                  {sent[:len(sent)-1], "", "it is compressed by " + format + ", and damaged or cut off", retry},
+			"cut off":                  {sent[:len(sent)-1], "", "the content is compressed by " + format + ", and damaged or cut off", retry},
 			"with text behind":         {slices.Concat(sent, []byte("text")), "", "damaged or cut off", retry},
-			"three times":              {slices.Concat(sent, sent, sent), "", "decompressed, it has more than 2097152 bytes, which is all that --image-max-size allows", final},
+			"three times":              {slices.Concat(sent, sent, sent), "", "decompressed, it has more than 2097152 bytes, the limit of --image-max-size", final},
 			"compressed by gzip again": {zip(t, sent), "", "it is compressed by " + format + ": only raw and qcow2 images are taken", retry},
 		} {
 			t.Run(format+", "+name, func(t *testing.T) {
@@ -119,13 +119,13 @@ func TestCutOffCompressed(t *testing.T) {
 		})
 		s := newStore(t)
 		ref := image.ParseRef(url, checksum(sent))
-		assert.ErrorSays(t, format, fetch(t, s, ref), "it was cut off")
+		assert.ErrorSays(t, format, fetch(t, s, ref), "the content was cut off")
 		cut = false
 		assert.NoError(t, fetch(t, s, ref))
 	}
 }
 
-// TestCompressedHoles checks that zeroes that were compressed take no room on the disk.
+// TestCompressedHoles checks that zeroes that were compressed take no space on the disk.
 func TestCompressedHoles(t *testing.T) {
 	t.Parallel()
 	content := slices.Concat(disk()[:1<<20], make([]byte, 63<<20))

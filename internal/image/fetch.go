@@ -15,12 +15,12 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/crashpoint"
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/image/transfer"
 )
 
-// DefaultStall is how long a fetch may go without any progress.
+// DefaultStall is how long a fetch may make no progress.
 const DefaultStall = time.Minute
 
 // Progress is notified of the progress of a fetch.
@@ -29,26 +29,26 @@ type Progress interface {
 	ResetStallTimer()
 	// Report is called with the status of the fetch, for people. It implies ResetStallTimer.
 	Report(status string)
-	// Expect is called before content is sent, with the bytes that it has according to its server;
-	// 0 means that this is not known. A fetch for which it fails ends with that error.
+	// Expect is called before the content arrives, with the number of bytes that the server
+	// states, 0 if unknown. If it returns an error, the fetch ends with that error.
 	Expect(total int64) error
-	// Received is called with the number of bytes of the content that have come.
+	// Received is called with the number of bytes that have arrived since the last call.
 	Received(bytes int64)
 }
 
-// NeedsFetch reports whether an image has to be fetched before it can be used. It fails
-// with ErrUnavailable if the pull policy prevents that.
+// NeedsFetch reports whether an image must be fetched before it can be used. It fails with
+// ErrUnavailable if the pull policy prevents the fetch.
 func (s *Store) NeedsFetch(ref Ref, policy PullPolicy) (bool, error) {
 	_, exists := s.Path(ref)
 	if policy == PullNever && !exists {
-		return false, newError(ErrUnavailable, "image %s is not among those that were fetched, and its pullPolicy is Never", ref.Source)
+		return false, newError(ErrUnavailable, "image %s was not fetched before, and its pullPolicy is Never", ref.Source)
 	}
-	// What never changes never has to be fetched again. The built-in image changes with Drover.
-	return !exists || (policy == PullAlways || ref.Source.Kind == source.BuiltIn) && !ref.isPinned(), nil
+	mayHaveChanged := (policy == PullAlways || ref.Source.Kind == source.BuiltIn) && !ref.isPinned() // the built-in image changes with Drover
+	return !exists || mayHaveChanged, nil
 }
 
-// Fetch fetches an image and puts it into its place. It does not limit the time that this
-// takes; the caller may cancel ctx when there is no progress.
+// Fetch fetches an image into the store, without a time limit. The caller may cancel ctx when
+// there is no progress.
 func (s *Store) Fetch(ctx context.Context, ref Ref, progress Progress) error {
 	if err := s.fetchImage(ctx, ref, progress); err != nil {
 		return fmt.Errorf("image %s: %w", ref.Source, err)
@@ -71,7 +71,7 @@ func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) erro
 		return err
 	}
 	if ref.Source.IsContainer() && ref.Checksum != "" {
-		return nil // which the source need not stand for
+		return nil // the source may lead to another image
 	}
 	return atomicfile.Folder{Path: staging}.Replace(s.refPath(ref.Source.Text()), formatRefFile(name, ref.Source.Text()), 0o600, nil)
 }
@@ -79,7 +79,7 @@ func (s *Store) fetchImage(ctx context.Context, ref Ref, progress Progress) erro
 // diskFile is the name of a disk in the staging folder.
 const diskFile = "image"
 
-// fetchDisk fetches an image that is a disk, and returns the name of its file in the store.
+// fetchDisk fetches a disk, and returns the name of its file in the store.
 func (s *Store) fetchDisk(ctx context.Context, staging string, ref Ref, progress Progress) (name string, err error) {
 	path := filepath.Join(staging, diskFile)
 	digest, err := s.writeFile(path, ref, progress, func(a *attempt) (string, error) { return a.fetchContent(ctx) })
@@ -90,28 +90,28 @@ func (s *Store) fetchDisk(ctx context.Context, staging string, ref Ref, progress
 	return name, s.AddFile(path, name)
 }
 
-// AddFile gives a file that was made in the staging folder its name in the store.
+// AddFile adds a file from the staging folder to the store. It keeps an existing file with that
+// name, which may be the backing file of disks.
 func (s *Store) AddFile(path, name string) error {
-	// Not renamed: disks may use a file that is already there as backing file.
-	place := s.filePath(name)
-	point := crashpoint.Begin("add image", place)
-	err := os.Link(path, place)
+	destination := s.filePath(name)
+	point := crashpoint.Begin("add image", destination)
+	err := os.Link(path, destination)
 	point.End()
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	// A disk that uses the image must not be recorded before the image is on disk.
+	// Sync before the caller records a disk that uses the image.
 	return atomicfile.SyncFolder(s.filePath(""))
 }
 
-// writeFile has fill write a new, read-only file, and remembers content that was unusable.
+// writeFile calls fill to write a new file, and remembers the rejection if the content is unusable.
 func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*attempt) (string, error)) (result string, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400) //nolint:gosec // in the staging folder
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	a := &attempt{store: s, ref: ref, progress: progress, file: file, out: &room.File{File: file, Disk: s.Room}}
+	a := &attempt{store: s, ref: ref, progress: progress, file: file, out: &diskspace.File{File: file, Disk: s.Space}}
 	a.copy = transfer.Copy{Out: a, Limit: s.Sources.limit, OnData: progress.ResetStallTimer, OnSent: a.receiveBytes, Begin: a.checkContent}
 	result, err = fill(a)
 	rejected := rejection{version: a.version, at: s.Clock.Now(), err: a.err, needs: a.needs}
@@ -131,24 +131,24 @@ func (s *Store) writeFile(path string, ref Ref, progress Progress, fill func(*at
 	return result, file.Sync()
 }
 
-// attempt is one attempt to fetch an image. It counts what is written to it, and accepts
-// that as far as there is room and the limit allows.
+// attempt is one attempt to fetch an image. Its methods count what arrives, and stop at the
+// limit and when the disk is full.
 type attempt struct {
 	store    *Store
 	ref      Ref
 	progress Progress
 	file     *os.File
-	out      *room.File    // the file as it is written
-	copy     transfer.Copy // to the attempt itself, by WriteAt
+	out      *diskspace.File // writes to file
+	copy     transfer.Copy   // writes to the attempt's WriteAt
 
 	published       *published // nil unless the source is a name of the catalogue
-	version         string     // the server's version of its content, or nothing
-	received, total int64      // total is 0 where it is not known
-	needs           int64      // free bytes that it needs at least; 0 unless there was no room
-	err             error      // local error, returned unchanged
+	version         string     // the server's version of its content, empty if the server states none
+	received, total int64      // bytes; total is 0 if unknown
+	needs           int64      // minimum of free bytes for another attempt, if the disk was too full; else 0
+	err             error      // an error of this host, which is not explained as the server's
 }
 
-// copySource copies the disk that the source stands for.
+// copySource copies the disk of a source that is not a container image.
 func (a *attempt) copySource(ctx context.Context) error {
 	from := a.store.Sources
 	switch a.ref.Source.Kind {
@@ -173,7 +173,7 @@ func (a *attempt) fetchContent(ctx context.Context) (digest string, err error) {
 	return a.finishFile()
 }
 
-// finishFile checks a file that has all content of a disk, and returns its digest.
+// finishFile checks a completely written disk, and returns its digest.
 func (a *attempt) finishFile() (digest string, err error) {
 	if err := a.published.checkSums(); err != nil {
 		return "", err
@@ -182,11 +182,11 @@ func (a *attempt) finishFile() (digest string, err error) {
 	return strings.TrimPrefix(a.copy.Checksum(), digestPrefix), contentErrorOf(err)
 }
 
-// checkContent refuses, before any of it is sent, content that was rejected before, or that is
-// too large for the whole disk. Whether there is room shows as it is written, since zeroes need none.
+// checkContent fails, before content arrives, if the content was rejected before, or is larger than
+// the whole disk. It does not compare the size with the free space, since zeros need no space.
 func (a *attempt) checkContent(version string, total int64) error {
 	a.version, a.total = a.published.versionFor(version), total
-	free, err := a.store.Room.Free()
+	free, err := a.store.Space.Free()
 	if err != nil {
 		a.err = err
 		return err
@@ -204,33 +204,33 @@ func (a *attempt) checkContent(version string, total int64) error {
 	return a.err
 }
 
-// receiveBytes counts bytes that were sent, and hashes them for the checksum of the publisher.
+// receiveBytes counts received bytes, and hashes them for the publisher's checksum.
 func (a *attempt) receiveBytes(sent []byte) {
 	a.countBytes(len(sent))
 	a.published.receiveBytes(sent)
 }
 
-// countBytes counts bytes that were sent.
+// countBytes counts received bytes, and reports the progress.
 func (a *attempt) countBytes(bytes int) {
 	a.received += int64(bytes)
 	a.progress.Received(int64(bytes))
 	a.reportProgress()
 }
 
-// WriteAt writes a part of the content that is not a hole, if there is room for it.
+// WriteAt implements io.WriterAt for the content without holes.
 func (a *attempt) WriteAt(p []byte, offset int64) (int, error) {
 	n, err := a.out.WriteAt(p, offset)
 	if err != nil {
-		a.err = a.explainWrite("it", err)
+		a.err = a.explainWrite("the image", err)
 		return n, a.err
 	}
 	return n, nil
 }
 
-// explainWrite says what could not be written, and remembers how much room it needs.
+// explainWrite adds to a write error the size so far, and notes how much free space another attempt needs.
 func (a *attempt) explainWrite(file string, err error) error {
-	if lacks, ok := errors.AsType[*room.LackError](err); ok {
-		a.needs = lacks.Needed
+	if full, ok := errors.AsType[*diskspace.FullError](err); ok {
+		a.needs = full.Needed
 	}
 	return fmt.Errorf("%s has at least %d bytes: %w", file, max(a.copy.Length(), a.out.Written()), err)
 }
@@ -244,11 +244,11 @@ func (a *attempt) reportProgress() {
 	a.progress.Report(status)
 }
 
-// checkTotal refuses an image that is larger than the whole disk.
+// checkTotal fails if an image is larger than the whole disk.
 func (a *attempt) checkTotal() error {
-	size, err := a.store.Room.Size()
+	size, err := a.store.Space.Size()
 	if err == nil && a.total > size {
-		err = fmt.Errorf("it has %d bytes, and there is no room for it: the disk of %s has %d bytes", a.total, a.store.Dir, size)
+		err = fmt.Errorf("the image has %d bytes, and there is no space for it: the disk of %s has %d bytes", a.total, a.store.Dir, size)
 	}
 	return err
 }

@@ -5,10 +5,10 @@
 // stores them by their digest. It depends on no other part of Drover, so that every program that
 // runs machines can use it.
 //
-// Start with Store.NeedsFetch and Store.Fetch. Package source says what an image's source is,
-// package egress makes the requests, package transfer copies what is sent, and package
-// diskimage reads and makes the disk images themselves. Of a container image, package
-// rootfs makes the root of a machine (containers.go), which Store.OpenRoot opens (root.go).
+// Start with Store.NeedsFetch and Store.Fetch. Package source parses the source of an image,
+// package egress makes the requests, package transfer copies the responses, and package
+// diskimage reads and makes disk images. containers.go converts a container image to a root, the
+// root file system of a machine, with package rootfs; root.go opens a root.
 package image
 
 import (
@@ -19,15 +19,15 @@ import (
 	"cloudnative.tw/drover/internal/image/source"
 )
 
-// Ref refers to an image. Machines' records contain it.
+// Ref refers to an image. The records of machines contain it.
 type Ref struct {
 	Source source.Source `json:"source,omitzero"`
-	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted. Of a container
-	// image it is the digest of its manifest.
+	// Checksum is "sha256:" and 64 digits, or empty if any content is accepted. For a container
+	// image it is the digest of the manifest.
 	Checksum string `json:"checksum,omitempty"`
 }
 
-// ParseRef returns the reference that a spec has.
+// ParseRef returns the reference for the source and the checksum in a spec.
 func ParseRef(text, checksum string) Ref { return Ref{source.Parse(text), checksum} }
 
 // PullPolicy says when an image is fetched; empty means PullIfNotPresent.
@@ -40,11 +40,12 @@ const (
 	PullNever        PullPolicy = "Never"
 )
 
-// Kinds of errors, for errors.Is. Every other error may be gone at a later attempt.
+// Kinds of errors, for errors.Is. After any other error a later attempt may succeed.
 var (
 	// ErrInvalid means that only another reference, or another limit of the operator, can help.
 	ErrInvalid = errors.New("invalid")
-	// ErrUnsupported means that the reference has a field that its source does not support.
+	// ErrUnsupported means that the source does not support a field of the reference, or that
+	// nothing here supports the image.
 	ErrUnsupported = errors.New("unsupported")
 	// ErrUnavailable means that the image is not available now.
 	ErrUnavailable = errors.New("unavailable")
@@ -52,7 +53,7 @@ var (
 	ErrLocked = errors.New("locked")
 )
 
-// kindError is an error that reads without the text of its kind.
+// kindError wraps a kind whose text is not a part of the error's text.
 type kindError struct {
 	error
 
@@ -69,26 +70,26 @@ const digestPrefix = "sha256:"
 
 var checksumPattern = regexp.MustCompile(`^` + digestPrefix + `[0-9a-f]{64}$`)
 
-// Validate refuses a reference that can never be fetched. field names it in the error.
+// Validate fails for a reference that can never be fetched. field is its name in the error.
 func (r Ref) Validate(field string) error {
 	switch {
 	case r.Checksum != "" && !checksumPattern.MatchString(r.Checksum):
 		return newError(ErrInvalid, "%s.checksum is %.100q: it must be sha256: and 64 digits of 0-9a-f", field, r.Checksum)
 	case r.Checksum != "" && r.Source.IsContainer():
-		return newError(ErrUnsupported, "%s.checksum: it is for disks, and %q is a container image: write its digest behind its name, as in name@sha256:...", field, r.Source)
+		return newError(ErrUnsupported, "%s.checksum: only disks may have it, and %q is a container image: add its digest to its name, as in name@sha256:...", field, r.Source)
 	case r.Checksum != "" && !r.Source.IsFetched():
-		return newError(ErrUnsupported, "%s.checksum: it is for images that are fetched, and %q is a file", field, r.Source)
+		return newError(ErrUnsupported, "%s.checksum: only images that are fetched may have it, and %q is a file", field, r.Source)
 	}
 	return nil
 }
 
-// Key identifies the content that a fetch of the reference yields.
+// Key is a text that is equal for equal references.
 func (r Ref) Key() string { return r.Source.Text() + " " + r.Checksum }
 
-// isPinned reports whether a reference stands for the same image forever.
+// isPinned reports whether the reference always leads to the same image.
 func (r Ref) isPinned() bool { return r.Checksum != "" || r.Source.IsPinned() }
 
-// Describe names an image for people, without possible secrets in its source.
+// Describe names an image for people. It omits possible secrets in the source.
 func (r Ref) Describe() string {
 	if r.Checksum == "" {
 		return r.Source.String()

@@ -27,7 +27,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -84,7 +84,7 @@ func TestTooLarge(t *testing.T) {
 					return
 				}
 			}
-		}), "it has more than 2097152 bytes, which is all that --image-max-size allows"},
+		}), "it has more than 2097152 bytes, the limit of --image-max-size"},
 		"a disk, decompressed":       {oci(zipped(t, framework.TarOf(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
 		"a file, decompressed":       {oci(zipped(t, framework.TarOf(t, "etc/a", zeros))), "the layers of the image have more than 2097152 bytes"},
 		"a disk, by zstd":            {oci(zstandard(t, framework.TarOf(t, "disk/a", zeros))), "the layers of the image have more than 2097152 bytes"},
@@ -124,7 +124,7 @@ func TestManyLayers(t *testing.T) {
 		layers = append(layers, plain(framework.TarOf(t, "etc/"+strconv.Itoa(n), nil)))
 	}
 	ref := image.ParseRef(push(t, nil, layers...), "")
-	assert.ErrorSays(t, "Fetch", fetch(t, newStore(t, hostOf(ref.Source.Text())), ref), "the image has 128 layers: it may have 127")
+	assert.ErrorSays(t, "Fetch", fetch(t, newStore(t, hostOf(ref.Source.Text())), ref), "the image has 128 layers: it may have at most 127")
 }
 
 // sparsePAX returns an archive of a disk of which all but a sector is a hole.
@@ -232,9 +232,9 @@ func TestRejectedContent(t *testing.T) {
 			s.Clock = now
 			ref := image.ParseRef(url, c.checksum)
 			try := func() error { return fetch(t, s, ref) }
-			again, step := "same as before", time.Hour
+			again, step := "has not changed", time.Hour
 			if c.header == "" {
-				again, step = "does not say whether it has changed", time.Minute
+				again, step = "does not report whether the content has changed", time.Minute
 			}
 			first := try()
 			assert.Require(t, first != nil && strings.Contains(first.Error(), c.says) && !strings.Contains(first.Error(), again), "got the error %v", first)
@@ -247,7 +247,7 @@ func TestRejectedContent(t *testing.T) {
 			good.Store(true)
 			if c.header == "" {
 				err := try()
-				assert.True(t, err != nil && strings.Contains(err.Error(), again) && !strings.Contains(err.Error(), "same as before"), "got the error %v", err)
+				assert.True(t, err != nil && strings.Contains(err.Error(), again) && !strings.Contains(err.Error(), "has not changed"), "got the error %v", err)
 				now.Step(2 * time.Minute)
 			}
 			assert.NoError(t, try())
@@ -275,9 +275,9 @@ func TestRejectedManifest(t *testing.T) {
 	assert.NoError(t, fetch(t, s, image.ParseRef(source, "")))
 }
 
-// TestNoRoom checks that missing room is reported at once, and that the fetch is tried
+// TestNoSpace checks that missing space is reported at once, and that the fetch is tried
 // again.
-func TestNoRoom(t *testing.T) {
+func TestNoSpace(t *testing.T) {
 	t.Parallel()
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "1152921504606846976")
@@ -288,15 +288,15 @@ func TestNoRoom(t *testing.T) {
 	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, MaxSize: 1 << 62})
 	for range 2 {
 		err := fetch(t, s, image.ParseRef(url, ""))
-		wantRetry(t, err, "it has 1152921504606846976 bytes, and there is no room for it")
-		assert.True(t, !strings.Contains(err.Error(), "same as before"), "got the error %v", err)
+		wantRetry(t, err, "the image has 1152921504606846976 bytes, and there is no space for it")
+		assert.True(t, !strings.Contains(err.Error(), "has not changed"), "got the error %v", err)
 	}
 	checkImages(t, s, 0)
 }
 
-// TestNoRoomFound checks that an image of unknown size that has used up the disk is sent again only once
-// there is more room.
-func TestNoRoomFound(t *testing.T) {
+// TestNoSpaceFound checks that an image of unknown size that has used up the disk is sent again only once
+// there is more space.
+func TestNoSpaceFound(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	mount := func(flags uintptr, mebibytes int) error {
@@ -308,7 +308,7 @@ func TestNoRoomFound(t *testing.T) {
 	}
 	assert.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, unix.Unmount(stagingDir(s.Dir), unix.MNT_DETACH)) })
-	small := &image.Store{Dir: stagingDir(s.Dir), Sub: "cache", Clock: s.Clock, Sources: s.Sources, Room: &room.Disk{Dir: stagingDir(s.Dir)}}
+	small := &image.Store{Dir: stagingDir(s.Dir), Sub: "cache", Clock: s.Clock, Sources: s.Sources, Space: &diskspace.Disk{Dir: stagingDir(s.Dir)}}
 	small.Stage = atomicfile.Folder{Path: small.Dir}.MakeFolder
 	assert.NoError(t, os.Mkdir(filepath.Join(small.Dir, "cache"), 0o700))
 	content := bytes.Repeat(disk(), 2)
@@ -317,13 +317,13 @@ func TestNoRoomFound(t *testing.T) {
 		w.(http.Flusher).Flush() // without a Content-Length
 		_, _ = w.Write(content)
 	}), checksum(content))
-	wantRetry(t, fetch(t, small, ref), "there is no room for it")
+	wantRetry(t, fetch(t, small, ref), "there is no space for it")
 	wantRetry(t, fetch(t, small, ref), "it needs at least")
 	assert.NoError(t, mount(unix.MS_REMOUNT, 8))
 	assert.NoError(t, fetch(t, small, ref))
 }
 
-// TestHoles checks that zeroes take no room on the disk, however an image is sent, and that the
+// TestHoles checks that zeroes take no space on the disk, however an image is sent, and that the
 // content is the same.
 func TestHoles(t *testing.T) {
 	t.Parallel()

@@ -16,15 +16,15 @@ import (
 // lockInterval is the interval between two attempts to lock the store exclusively.
 const lockInterval = 10 * time.Millisecond
 
-// MakeLock creates the lock file of the images. The process that runs machines creates it
-// first: it could not open a file that another user created.
+// MakeLock creates the lock file of the store. The process that runs machines must create it
+// before other users do, since it could not open a file of another user.
 func (s *Store) MakeLock() error {
 	lock, err := lockFile(s.lockPath(), os.O_CREATE, syscall.LOCK_SH)
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return nil
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w: user %d, who runs Drover, must be able to write to it; it must be given to that user (chown), or removed while no Drover runs",
+		return fmt.Errorf("%w: user %d, who runs Drover, must be able to write to this file: give it to that user (chown), or remove it while no Drover runs",
 			err, os.Geteuid())
 	case err != nil:
 		return err
@@ -33,8 +33,8 @@ func (s *Store) MakeLock() error {
 	return nil
 }
 
-// Hold prevents images from being pruned while a disk is made of one, until it is
-// recorded that the disk stands on it. It fails with ErrLocked during a Prune.
+// Hold prevents Prune until release. The caller makes a disk on top of an image meanwhile, and
+// records that the disk uses the image. Hold fails with ErrLocked during a Prune.
 func (s *Store) Hold() (release func(), err error) {
 	lock, err := lockFile(s.lockPath(), os.O_CREATE, syscall.LOCK_SH)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -46,19 +46,18 @@ func (s *Store) Hold() (release func(), err error) {
 	return lock.release, nil
 }
 
-// Prune removes the unused images, and returns them. It calls used, which returns the
-// names of those in use, while no disk is being made of any. A store without a lock file
-// never had an image.
-func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error)) ([]StoredImage, error) {
+// Prune removes unused images, and returns them. usedNames returns the names of the images in
+// use. Prune calls it while no caller of Hold is making a disk.
+func (s *Store) Prune(ctx context.Context, usedNames func() (map[string]bool, error)) ([]StoredImage, error) {
 	lock, err := s.lockExclusively(ctx)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) { // a store without a lock file never had an image
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer lock.release()
-	names, err := used()
+	names, err := usedNames()
 	if err != nil {
 		return nil, err
 	}
@@ -79,8 +78,8 @@ func (s *Store) Prune(ctx context.Context, used func() (map[string]bool, error))
 	return removed, s.removeSources()
 }
 
-// removeSources removes the sources whose image is missing, which would be fetched again: also those that a Prune which
-// was killed has left.
+// removeSources removes the files of sources whose image does not exist any more, even of images that an interrupted
+// Prune has removed.
 func (s *Store) removeSources() error {
 	entries, err := os.ReadDir(s.filePath(""))
 	errs := []error{err}
@@ -103,7 +102,7 @@ func (s *Store) lockExclusively(ctx context.Context) (*fileLock, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, newError(ErrLocked, "disks are being made of images all the time: %w", ctx.Err())
+			return nil, newError(ErrLocked, "waiting until no disk is being made of an image: %w", ctx.Err())
 		case <-s.Clock.After(lockInterval):
 		}
 	}
@@ -111,11 +110,11 @@ func (s *Store) lockExclusively(ctx context.Context) (*fileLock, error) {
 
 func (s *Store) lockPath() string { return s.filePath(lockName) }
 
-// fileLock is the lock of a file, which this process holds.
+// fileLock is a lock on a file that this process holds.
 type fileLock struct{ file *os.File }
 
-// lockFile locks a file as flock(2) does, without waiting: EWOULDBLOCK means that another
-// process has the lock. Flags may have O_CREATE.
+// lockFile locks a file with flock(2), without waiting. EWOULDBLOCK means that another process
+// has the lock. flags may be O_CREATE.
 func lockFile(path string, flags, operation int) (*fileLock, error) {
 	f, err := os.OpenFile(path, flags|os.O_RDWR, 0o600) //nolint:gosec // in the store
 	if err != nil {
@@ -127,8 +126,8 @@ func lockFile(path string, flags, operation int) (*fileLock, error) {
 	return &fileLock{f}, nil
 }
 
-// release unlocks the file before it closes it: a process that is being forked at this
-// moment has the descriptor too.
+// release unlocks the file explicitly. To close it is not enough, since a process that is being
+// forked may have the descriptor too.
 func (l *fileLock) release() {
 	_ = syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
 	_ = l.file.Close()

@@ -12,19 +12,18 @@ import (
 )
 
 const (
-	// versionedRetry is how long content that was unusable is not fetched again, unless the
-	// server shows that it has other content now.
+	// versionedRetry is how long unusable content is not fetched again, unless its version
+	// changes.
 	versionedRetry = 6 * time.Hour
-	// unversionedRetry is the same for a server that names no version of its content, so
-	// that only a fetch shows whether it has changed.
+	// unversionedRetry is the same for content without a version, where only a fetch shows
+	// whether the content has changed.
 	unversionedRetry = 5 * time.Minute
 	// maxRejections is how many sources are remembered.
 	maxRejections = 1000
 )
 
-// rejections remembers content that was fetched and turned out to be unusable, or did not fit on
-// the disk, by the key of the reference. Without it, a server would send all of it at each
-// attempt.
+// rejections remembers fetched content that was unusable, or did not fit on the disk, by the key of
+// the reference. Without it, each attempt would download the content again.
 type rejections struct {
 	mu    sync.Mutex
 	known map[string]rejection
@@ -34,7 +33,7 @@ type rejection struct {
 	version string
 	at      time.Time
 	err     error
-	needs   int64 // free bytes from which on it is fetched again; 0 if room was not the cause
+	needs   int64 // minimum of free bytes for another fetch, if the disk was too full; else 0
 }
 
 // retryAt returns when the content is fetched again.
@@ -45,7 +44,7 @@ func (r rejection) retryAt() time.Time {
 	return r.at.Add(versionedRetry)
 }
 
-// remember records why content that was fetched could not be used.
+// remember adds a rejection. It forgets rejections that are due for a retry.
 func (r *rejections) remember(key string, rejected rejection) {
 	now := rejected.at
 	r.mu.Lock()
@@ -64,8 +63,8 @@ func (r *rejections) oldestKey() string {
 	return slices.MinFunc(slices.Collect(maps.Keys(r.known)), func(a, b string) int { return r.known[a].at.Compare(r.known[b].at) })
 }
 
-// findRejection returns why the server's present content could not be used, if it may be the same as
-// before. free is how many bytes the disk has free now.
+// findRejection returns why the content was rejected before, if it may be the same content. free is
+// how many bytes of the disk are free now.
 func (r *rejections) findRejection(key, version string, free int64, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,9 +78,9 @@ func (r *rejections) findRejection(key, version string, free int64, now time.Tim
 	case found.needs > 0:
 		return nil
 	}
-	known := "the server has the same as before, and it"
+	cause := "the content on the server has not changed, so it"
 	if version == "" {
-		known = "the server does not say whether it has changed: it"
+		cause = "the server does not report whether the content has changed: it"
 	}
-	return fmt.Errorf("%w: %s is not fetched again before %s", found.err, known, found.retryAt().UTC().Format(time.RFC3339))
+	return fmt.Errorf("%w: %s is not fetched again before %s", found.err, cause, found.retryAt().UTC().Format(time.RFC3339))
 }

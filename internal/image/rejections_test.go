@@ -39,16 +39,16 @@ func TestExplainRegistry(t *testing.T) {
 	assert.Equal(t, "it is explained as", explainError(fmt.Errorf("%s: %w", secret, answer)).Error(), "the server answered 401 Unauthorized")
 }
 
-// TestImageWithoutRoomIsRemembered checks that an image that did not fit on the disk is fetched again
-// once there may be room for it, and not before.
-func TestImageWithoutRoomIsRemembered(t *testing.T) {
+// TestImageWithoutSpaceIsRemembered checks that an image that did not fit on the disk is fetched again
+// once there may be space for it, and not before.
+func TestImageWithoutSpaceIsRemembered(t *testing.T) {
 	t.Parallel()
 	var r rejections
 	now := time.Now()
-	r.remember("key", rejection{version: "1", at: now, err: errors.New("no room"), needs: 100})
+	r.remember("key", rejection{version: "1", at: now, err: errors.New("no space"), needs: 100})
 	err := r.findRejection("key", "1", 99, now)
-	assert.True(t, err != nil && err.Error() == "no room; it needs at least 100 bytes", "with too little room the image is refused by %v", err)
-	for name, err := range map[string]error{"enough room": r.findRejection("key", "1", 100, now), "another version": r.findRejection("key", "2", 0, now)} {
+	assert.True(t, err != nil && err.Error() == "no space; it needs at least 100 bytes", "with too little space the image is refused by %v", err)
+	for name, err := range map[string]error{"enough space": r.findRejection("key", "1", 100, now), "another version": r.findRejection("key", "2", 0, now)} {
 		assert.ErrorIs(t, "with "+name+" the image is refused by", err, nil)
 	}
 }

@@ -18,18 +18,17 @@ import (
 	"cloudnative.tw/drover/internal/image/erofs"
 )
 
-// A root is the file system of a container image, with its configuration behind it, in one
-// file: both are there or neither. The configuration begins at the end of the file system and
-// is followed by zeros. At the very end is the trailer: where the configuration begins, how
-// many bytes it has, their SHA-256, and rootMagic.
+// The file of a root has the file system of a container image, its configuration, zeros, and a
+// trailer. One file has all of it, so that no part can be missing. The trailer has the offset,
+// the size and the SHA-256 of the configuration, and rootMagic.
 const (
 	trailerSize = 8 + 8 + sha256.Size + len(rootMagic)
 	rootMagic   = "DroverRootFile1\n"
 )
 
-// Root is the root file system of a container image, opened.
+// Root is the open root of a container image.
 type Root struct {
-	// File is the file system, for reading. What follows it in the file is not a part of it.
+	// File is the file, open for reading. It begins with the file system.
 	File *os.File
 	// Name is the name of the file in the store, which identifies the content.
 	Name string
@@ -43,11 +42,11 @@ type Root struct {
 // Close closes the file.
 func (r *Root) Close() error { return r.File.Close() }
 
-// ErrNotRoot means that what a reference stands for is a disk, not a root.
+// ErrNotRoot means that a reference leads to a disk.
 var ErrNotRoot = errors.New("the image is a disk")
 
-// OpenRoot opens the root that a reference stands for. It fails with ErrNotRoot if it stands for
-// a disk, and with ErrUnavailable if it has to be fetched.
+// OpenRoot opens the root to which a reference leads. It fails with ErrNotRoot if the reference
+// leads to a disk, and with ErrUnavailable if the image must be fetched first.
 func (s *Store) OpenRoot(ref Ref) (*Root, error) {
 	path, exists := s.Path(ref)
 	name := filepath.Base(path)
@@ -63,19 +62,19 @@ func (s *Store) OpenRoot(ref Ref) (*Root, error) {
 	}
 	r := &Root{File: f, Name: name, Digest: DigestOf(name)}
 	if err := r.readConfig(); err != nil {
-		return nil, errors.Join(newError(ErrUnavailable, "image %s was damaged in %s: remove that file, and it is fetched again: %w", ref.Source, path, err), f.Close())
+		return nil, errors.Join(newError(ErrUnavailable, "image %s was damaged in %s: remove that file, and Drover fetches it again: %w", ref.Source, path, err), f.Close())
 	}
 	return r, nil
 }
 
-// readConfig reads the configuration and checks that the file is whole.
+// readConfig reads the configuration, and checks that the file is complete.
 func (r *Root) readConfig() error {
 	info, err := r.File.Stat()
 	if err != nil {
 		return err
 	}
 	if r.Size = info.Size(); !info.Mode().IsRegular() || r.Size < 3*erofs.BlockSize || r.Size%erofs.BlockSize != 0 {
-		return fmt.Errorf("it is not a root: it has %d bytes", r.Size)
+		return fmt.Errorf("the file is not a root: it has %d bytes", r.Size)
 	}
 	trailer := make([]byte, trailerSize)
 	if _, err := r.File.ReadAt(trailer, r.Size-int64(trailerSize)); err != nil {
@@ -83,14 +82,14 @@ func (r *Root) readConfig() error {
 	}
 	start, size := int64(binary.LittleEndian.Uint64(trailer)), int64(binary.LittleEndian.Uint64(trailer[8:])) //nolint:gosec // checked below
 	if string(trailer[trailerSize-len(rootMagic):]) != rootMagic || size < 0 || size > maxConfig || start != r.Size-trailingSize(size) {
-		return errors.New("it does not end as a root does")
+		return errors.New("the file is not a root: its trailer is invalid")
 	}
 	text := make([]byte, size)
 	if _, err := r.File.ReadAt(text, start); err != nil {
 		return err
 	}
 	if sum := sha256.Sum256(text); !bytes.Equal(sum[:], trailer[16:16+sha256.Size]) {
-		return errors.New("its configuration was changed")
+		return errors.New("the configuration in the root was changed")
 	}
 	if err := erofs.Check(r.File, start); err != nil {
 		return err
@@ -99,13 +98,13 @@ func (r *Root) readConfig() error {
 	return err
 }
 
-// trailingSize returns how many bytes follow the file system, with a configuration of that size.
-func trailingSize(config int64) int64 {
+// trailingSize returns how many bytes follow the file system, for a configuration of configSize bytes.
+func trailingSize(configSize int64) int64 {
 	const block = int64(erofs.BlockSize)
-	return (config + int64(trailerSize) + block - 1) / block * block
+	return (configSize + int64(trailerSize) + block - 1) / block * block
 }
 
-// writeTrailing writes what follows a file system of the given size.
+// writeTrailing writes the configuration and the trailer behind a file system of a size.
 func writeTrailing(f io.WriterAt, size int64, c RunConfig) error {
 	text, err := json.Marshal(c)
 	if err != nil {

@@ -25,28 +25,28 @@ import (
 	"cloudnative.tw/drover/internal/image/transfer"
 )
 
-// DefaultMaxSize is how many bytes an image may have if the operator sets no other limit.
+// DefaultMaxSize is the default of Policy.MaxSize.
 const DefaultMaxSize = 32 << 30
 
 // Policy says which fetches the operator allows. The zero value allows public addresses,
-// and registries by TLS only.
+// and registries only over TLS.
 type Policy struct {
 	// Hosts are names and CIDRs of hosts that may be contacted although their addresses are
 	// not public.
 	Hosts []string
-	// PlainHTTP are registries, as sources name them, that are contacted without TLS, and
+	// PlainHTTP are registries, as sources name them, that are contacted without TLS and
 	// without logins.
 	PlainHTTP []string
-	// MaxSize is how many bytes an image may have, as sent and decompressed; zero means
+	// MaxSize is how many bytes an image may have, both as sent and decompressed; zero means
 	// DefaultMaxSize.
 	MaxSize int64
-	// Catalogue is a file with names of cloud images, beside those that catalogue.Shipped has.
+	// Catalogue is a file with names of cloud images, in addition to catalogue.Shipped.
 	Catalogue string
-	// BuiltIn is the file of the image of that source, as docker save writes one.
+	// BuiltIn is the file of the built-in image, in the format of docker save.
 	BuiltIn string
 }
 
-// Sources are where images are fetched from.
+// Sources fetches from the sources that a Policy allows.
 type Sources struct {
 	client    *egress.Client
 	catalogue *catalogue.Catalogue
@@ -63,7 +63,7 @@ func NewSources(p Policy) (*Sources, error) {
 	}
 	for _, registry := range p.PlainHTTP {
 		if _, err := name.NewRegistry(registry, name.StrictValidation); err != nil || registry != strings.ToLower(registry) {
-			return nil, fmt.Errorf("--image-plain-http-registries has %q: each must be the host of a registry in small letters, with the port if it has one, such as localhost:5000", registry)
+			return nil, fmt.Errorf("--image-plain-http-registries has %q: each entry must be the lowercase host of a registry, with its port if it has one, such as localhost:5000", registry)
 		}
 	}
 	if p.MaxSize < 0 {
@@ -79,9 +79,9 @@ func NewSources(p Policy) (*Sources, error) {
 	return &Sources{client: egress.New(hosts), catalogue: names, plainHTTP: p.PlainHTTP, limit: transfer.Limit{Bytes: p.MaxSize, Option: "--image-max-size"}, builtIn: p.BuiltIn}, nil
 }
 
-// IsUnchecked reports whether the content of an image is up to the server, or to anyone
-// who can change what is sent on the way. A registry is queried by digest, which over TLS
-// only the registry itself can choose.
+// IsUnchecked reports whether nothing protects the content of an image: a web server, or
+// someone who changes the traffic on the way, decides what is fetched. The content from a
+// registry is checked by digests, which TLS protects on the way.
 func (s *Sources) IsUnchecked(ref Ref) bool {
 	switch {
 	case ref.Checksum != "":
@@ -89,11 +89,11 @@ func (s *Sources) IsUnchecked(ref Ref) bool {
 	case ref.Source.Kind == source.Web:
 		return true
 	case ref.Source.Kind != source.RegistryDisk && ref.Source.Kind != source.Container:
-		return false // a name of the catalogue has the checksum of its publisher
+		return false // an image of the catalogue has the checksum of its publisher
 	}
 	parsed, err := name.ParseReference(ref.Source.Name)
 	if err != nil {
-		return false // nothing is fetched
+		return false // the fetch will fail
 	}
 	_, byDigest := parsed.(name.Digest)
 	return !byDigest && s.isPlainHTTP(parsed)
@@ -107,19 +107,19 @@ func (s *Sources) isPlainHTTP(ref name.Reference) bool {
 // platform is the platform of machines.
 var platform = v1.Platform{OS: "linux", Architecture: "amd64"}
 
-// parseReference reads the reference of an image in a registry, and returns it with the options for
-// asking that registry.
+// parseReference parses the reference of an image in a registry, and returns it with the options for
+// requests to that registry.
 func (s *Sources) parseReference(ctx context.Context, reference string, onData func()) (name.Reference, []remote.Option, error) {
 	ref, err := name.ParseReference(reference)
 	if err != nil {
-		return nil, nil, invalidContent("it is not a reference of an image: it must be registry/name:tag or registry/name@sha256:...")
+		return nil, nil, invalidContent("the reference is invalid: it must be registry/name:tag or registry/name@sha256:...")
 	}
 	options := []remote.Option{
 		remote.WithContext(ctx), remote.WithPlatform(platform),
 		remote.WithTransport(s.client.Registry(s.isPlainHTTP(ref), s.limit.Bytes, onData)),
 	}
 	if s.isPlainHTTP(ref) {
-		// This lets the library fall back to plain HTTP. There is no login to send.
+		// name.Insecure lets the library use plain HTTP. No login is sent.
 		ref, err = name.ParseReference(reference, name.Insecure)
 	} else {
 		options = append(options, remote.WithAuthFromKeychain(dockerLogins{}))
@@ -127,7 +127,7 @@ func (s *Sources) parseReference(ctx context.Context, reference string, onData f
 	return ref, options, err
 }
 
-// copyOCI copies the disk in an image of a registry.
+// copyOCI copies the disk in a container disk of a registry.
 func (s *Sources) copyOCI(ctx context.Context, a *attempt) error {
 	ref, options, err := s.parseReference(ctx, a.ref.Source.Name, a.progress.ResetStallTimer)
 	if err != nil {
@@ -151,8 +151,8 @@ func (s *Sources) copyOCI(ctx context.Context, a *attempt) error {
 	return copyDisk(image, &a.copy, s.limit.Bytes, a.countBytes)
 }
 
-// Resolve returns the digest of an image in a registry, oci://..., as the registry has it now. For an
-// image for several platforms, it is the digest of the index. The error has none of the registry's words.
+// Resolve returns the present digest of an image in a registry, oci://.... For an image for several
+// platforms, it is the digest of the index. The error does not quote the registry.
 func (s *Sources) Resolve(ctx context.Context, from source.Source) (digest string, err error) {
 	ref, options, err := s.parseReference(ctx, from.Name, func() {})
 	if err != nil {
@@ -162,29 +162,28 @@ func (s *Sources) Resolve(ctx context.Context, from source.Source) (digest strin
 	if err == nil {
 		return checkDigest(described.Digest)
 	}
-	read, err := remote.Get(ref, options...) // a registry need not answer HEAD
+	fetched, err := remote.Get(ref, options...) // a registry may not support HEAD
 	if err != nil {
 		return "", explainError(err)
 	}
-	return checkDigest(read.Digest)
+	return checkDigest(fetched.Digest)
 }
 
-// digestPattern matches the digests that statuses and pods may have. Digests of other algorithms have
-// more digits.
+// digestPattern matches the digests that statuses and pods may have, which are only of SHA-256.
 var digestPattern = regexp.MustCompile("^sha256:[0-9a-f]{64}$")
 
-// IsDigest reports whether a text is a SHA-256 digest, as in sha256: and 64 hexadecimal digits in small letters.
+// IsDigest reports whether a string is a SHA-256 digest: sha256: and 64 lowercase hexadecimal digits.
 func IsDigest(text string) bool { return digestPattern.MatchString(text) }
 
 func checkDigest(h v1.Hash) (string, error) {
 	if !IsDigest(h.String()) {
-		return "", unusableContent("the registry's digest of the image is not sha256: and 64 hexadecimal digits in small letters")
+		return "", unusableContent("the digest of the image in the registry is not sha256: and 64 lowercase hexadecimal digits")
 	}
 	return h.String(), nil
 }
 
-// dockerLogins are the logins of the Docker configuration. An error does not say why they
-// cannot be read: what a helper printed may hold one.
+// dockerLogins are the logins of the Docker configuration. Its errors do not quote the cause,
+// since the output of a credential helper may have a login.
 type dockerLogins struct{}
 
 // Resolve implements authn.Keychain.
@@ -196,13 +195,13 @@ func (dockerLogins) Resolve(target authn.Resource) (authn.Authenticator, error) 
 	return found, nil
 }
 
-// contentError explains why fetched content is unusable. Fetching the same content again
-// changes nothing.
+// contentError explains why fetched content is unusable. To fetch the same content again
+// would not help.
 type contentError struct{ error }
 
 func (c *contentError) Unwrap() error { return c.error }
 
-// contentErrorOf returns an error about unusable content as one of this package, and others as they are.
+// contentErrorOf converts a transfer.ContentError to a contentError, and returns other errors unchanged.
 func contentErrorOf(err error) error {
 	unusable, ok := errors.AsType[*transfer.ContentError](err)
 	switch {
@@ -214,26 +213,26 @@ func contentErrorOf(err error) error {
 	return unusableContent("%w", unusable)
 }
 
-// unusableContent returns an error for content that the server may change.
+// unusableContent returns an error about content that may be usable once the server has changed it.
 func unusableContent(format string, args ...any) error {
 	return &contentError{newError(ErrUnavailable, format, args...)}
 }
 
-// invalidContent returns an error that only another reference, or another limit of the
-// operator, can resolve.
+// invalidContent returns an error about content for which only another reference, or another limit of
+// the operator, can help.
 func invalidContent(format string, args ...any) error {
 	return &contentError{newError(ErrInvalid, format, args...)}
 }
 
 func tooLargeError(content string, limit int64) error {
-	return invalidContent("%s %d bytes, which is all that --image-max-size allows", content, limit)
+	return invalidContent("%s %d bytes, the limit of --image-max-size", content, limit)
 }
 
 func errTooMuchMemory() error {
 	return unusableContent("a layer of the image needs more than %d bytes of memory to be decompressed: compress it without --long or --ultra", compression.MaxMemory)
 }
 
-// explainError explains why a fetch failed, by fixed texts, without the server's answer.
+// explainError explains why a fetch failed. It uses only fixed texts, and never quotes the server.
 func explainError(err error) error {
 	content, isContent := errors.AsType[*contentError](contentErrorOf(err))
 	_, isOwn := errors.AsType[*egress.Error](err)

@@ -17,17 +17,17 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/atomicfile"
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/source"
 )
 
-// TemplatePrefix begins the names of files in the store that are neither images nor sources: what the disks of
-// container images stand on.
+// TemplatePrefix is the prefix of the files in the store on which the writable disks of container images are based.
+// They are neither images nor sources.
 const TemplatePrefix = "data-"
 
-// Names in the store: a disk by its digest, a root by the digest of its image's manifest, and a
-// source by its hash. The file of a source names the image that the source stood for when it was
-// last fetched.
+// Names of files in the store. The name of a disk has its digest, the name of a root the digest
+// of its image's manifest, and the name of a source its hash. The file of a source names the
+// image to which the source led at the last fetch.
 const (
 	imagePrefix = "sha256-"
 	rootPrefix  = "root-"
@@ -35,24 +35,22 @@ const (
 	lockName    = "lock"
 )
 
-// maxRefSize is more than the file of a source has.
+// maxRefSize bounds how much of a source's file is read.
 const maxRefSize = 64 << 10
 
 // Store is a folder of images. Several processes may use it at a time.
 type Store struct {
-	// Dir is a folder, and Sub the store's folder in it.
+	// The folder of the store is Dir/Sub.
 	Dir, Sub string
 	Clock    clock.Clock
 	// Stage creates a folder for a fetch, on the disk of Dir, and returns a function that
-	// removes it. It ensures that the store's folder exists too, since a person may have
-	// removed that. Sources says what may be fetched. A Store that fetches nothing needs
-	// neither.
+	// removes it. It also creates the store's folder again if a person has removed it. Stage,
+	// Sources and Space are needed only for fetches.
 	Stage   func() (path string, remove func(), err error)
 	Sources *Sources
-	// Room is the account of the disk of Dir. All who write there share it. A Store that fetches
-	// nothing needs none.
-	Room *room.Disk
-	// Convert converts container images. A Store without it refuses them.
+	// Space accounts for the disk of Dir. All writers to that disk share it.
+	Space *diskspace.Disk
+	// Convert converts container images, which are rejected if it is nil.
 	Convert Converter
 
 	rejections rejections
@@ -60,19 +58,19 @@ type Store struct {
 
 // StoredImage is an image in the store.
 type StoredImage struct {
-	// Digest is "sha256:" and 64 digits: that of a disk, or of the manifest that a root is of.
+	// Digest is "sha256:" and 64 digits: the digest of a disk, or of the manifest of a root's image.
 	Digest string
-	// Sources are the sources that stood for the image when they were last fetched. There
-	// are none if each stands for another image now.
+	// Sources are the sources that led to the image when they were last fetched. There may be
+	// none, since a source may lead to another image later.
 	Sources   []string
-	Name      string // of its file
+	Name      string // of the file
 	Size      int64
 	FetchedAt time.Time
 }
 
-// Digest returns the digest of an image, sha256: and 64 digits. It is the image's
-// checksum, or else the digest of the image that its source stood for when it was last fetched. It
-// is empty where only a fetch will show it, and where the file that says so is damaged.
+// Digest returns the digest of an image, sha256: and 64 digits. It is the checksum of the
+// reference, or else the digest of the image to which the source led at the last fetch. It is
+// empty if the source was not fetched yet, or if its file is damaged.
 func (s *Store) Digest(ref Ref) string {
 	if ref.Checksum != "" {
 		return ref.Checksum
@@ -84,7 +82,7 @@ func (s *Store) Digest(ref Ref) string {
 	return DigestOf(name)
 }
 
-// nameOf returns the name of the image that a source stood for when it was last fetched.
+// nameOf returns the name of the image to which a source led at the last fetch.
 func (s *Store) nameOf(from source.Source) string {
 	content, _, err := atomicfile.Read(s.refPath(from.Text()), maxRefSize)
 	if err != nil {
@@ -92,13 +90,13 @@ func (s *Store) nameOf(from source.Source) string {
 	}
 	name, _ := parseRefFile(content)
 	isRoot := strings.HasPrefix(name, rootPrefix)
-	if !checksumPattern.MatchString(DigestOf(name)) || isRoot && !from.IsContainer() {
+	if !checksumPattern.MatchString(DigestOf(name)) || (isRoot && !from.IsContainer()) {
 		return ""
 	}
 	return name
 }
 
-// rootName returns the name of a root. A disk has the same without the prefix.
+// rootName returns the name of the root of a container image.
 func rootName(digest string) string { return rootPrefix + diskName(digest) }
 
 func diskName(digest string) string { return strings.Replace(digest, ":", "-", 1) }
@@ -111,8 +109,8 @@ func DigestOf(path string) string {
 	return strings.Replace(strings.TrimPrefix(filepath.Base(path), rootPrefix), "-", ":", 1)
 }
 
-// Path returns the path of an image, and whether it exists. Only the source of a container image
-// can lead to a root.
+// Path returns the path of an image, and whether the file exists. It returns a root only for the
+// source of a container image.
 func (s *Store) Path(ref Ref) (path string, exists bool) {
 	var names []string
 	switch {
@@ -165,7 +163,7 @@ func (s *Store) List() ([]StoredImage, error) {
 	return images, nil
 }
 
-// sourcesByName returns the sources of the images, by the names of the images' files.
+// sourcesByName returns the sources of the store, by the names of their images.
 func (s *Store) sourcesByName(entries []fs.DirEntry) map[string][]string {
 	found := map[string][]string{}
 	for _, entry := range entries {

@@ -36,7 +36,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -57,7 +57,7 @@ func newStore(t *testing.T, plain ...string) *image.Store {
 	t.Helper()
 	dir := t.TempDir()
 	assert.NoError(t, errors.Join(os.Mkdir(filepath.Join(dir, "cache"), 0o700), os.Mkdir(stagingDir(dir), 0o700)))
-	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder, Room: &room.Disk{Dir: dir}}
+	s := &image.Store{Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: stagingDir(dir)}.MakeFolder, Space: &diskspace.Disk{Dir: dir}}
 	allow(t, s, image.Policy{Hosts: []string{"127.0.0.1"}, PlainHTTP: plain})
 	return s
 }
@@ -139,7 +139,7 @@ func fetch(t *testing.T, s *image.Store, ref image.Ref) error {
 	return fetchReporting(t, s, ref, func(string) {})
 }
 
-// fetchBy does the same by a pull policy.
+// fetchBy is fetch with a pull policy.
 func fetchBy(t *testing.T, s *image.Store, ref image.Ref, policy image.PullPolicy) error {
 	t.Helper()
 	needed, err := s.NeedsFetch(ref, policy)
@@ -149,7 +149,7 @@ func fetchBy(t *testing.T, s *image.Store, ref image.Ref, policy image.PullPolic
 	return fetchWithin(t, s, ref, time.Hour, func(string) {})
 }
 
-// fetchReporting does the same, and passes each status of the fetch on.
+// fetchReporting is fetch, and passes each status of the fetch to a function.
 func fetchReporting(t *testing.T, s *image.Store, ref image.Ref, report func(status string)) error {
 	t.Helper()
 	needed, err := s.NeedsFetch(ref, "")
@@ -209,14 +209,14 @@ func TestFailures(t *testing.T) {
 		"not there":     {http.NotFound, checksum(content), "404"},
 		"another image": {func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(content) }, checksum([]byte("x")), "its checksum is " + checksum(content)},
 		"text":          {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }, checksum([]byte("hello")), "not a disk image"},
-		"cut off":       {cutOff(content), checksum(content), "it was cut off"},
-		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "it was cancelled"},
-		"stalls midway": {stall(content), checksum(content), "it was cancelled"},
+		"cut off":       {cutOff(content), checksum(content), "the content was cut off"},
+		"stalls":        {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, checksum(content), "cancelled"},
+		"stalls midway": {stall(content), checksum(content), "cancelled"},
 		"no server":     {nil, checksum(content), "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			url := "http://127.0.0.1:1/disk.img"
+			url := "http://" + framework.FreeAddress(t) + "/disk.img"
 			if c.serve != nil {
 				url = serve(t, c.serve)
 			}
@@ -254,7 +254,7 @@ func stall(content []byte) http.HandlerFunc {
 	}
 }
 
-// TestPullNever checks that an image which may not be fetched is used if it is there.
+// TestPullNever checks that an image that may not be fetched is used if it is in the store.
 func TestPullNever(t *testing.T) {
 	t.Parallel()
 	content := disk()
@@ -364,7 +364,7 @@ func TestPrune(t *testing.T) {
 	checkImages(t, s, 2)
 }
 
-// compressed returns a layer of an archive.
+// compressed returns a layer whose blob is a compressed archive.
 func compressed(t *testing.T, archive []byte) v1.Layer {
 	t.Helper()
 	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive)), nil })
@@ -578,7 +578,7 @@ func TestRegistry(t *testing.T) {
 			case "not in registry":
 				source = strings.Replace(source, ":12", ":13", 1)
 			case "no such registry":
-				source = "oci://127.0.0.1:1/x"
+				source = "oci://" + framework.FreeAddress(t) + "/x"
 			}
 			s := newStore(t, hostOf(source))
 			ref := image.ParseRef(source, "")
@@ -732,7 +732,7 @@ func TestResolve(t *testing.T) {
 		"one that refuses":      {http.StatusUnauthorized, []string{http.MethodHead, http.MethodGet}, "", true, "the server answered 401 Unauthorized"},
 		"one without the tag":   {http.StatusNotFound, []string{http.MethodHead, http.MethodGet}, "", true, "the server answered 404 Not Found"},
 		"one that is not asked": {0, nil, "", false, "--image-hosts"},
-		"one with sha512":       {0, []string{http.MethodHead}, "sha512:" + strings.Repeat("a", 128), true, "is not sha256: and 64 hexadecimal digits"},
+		"one with sha512":       {0, []string{http.MethodHead}, "sha512:" + strings.Repeat("a", 128), true, "is not sha256: and 64 lowercase hexadecimal digits"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inotify explains why the kernel refuses to watch files, and checks beforehand whether it
-// would. Start with Explain.
+// Package inotify explains why the kernel refuses to watch files, and checks in advance whether the
+// kernel would refuse. Start with Explain.
 package inotify
 
 import (
@@ -18,9 +18,9 @@ import (
 
 // limit is a sysctl that bounds the inotify resources of one user on the whole host.
 type limit struct {
-	name  string // as sysctl(8) takes it
-	of    string
-	least int // enough for a host with many programs
+	name        string // the name for sysctl(8)
+	resources   string
+	recommended int // enough for a host with many programs
 }
 
 var (
@@ -30,7 +30,8 @@ var (
 
 // LimitError means that a user has as many instances or watches as the host allows.
 type LimitError struct {
-	// Command raises the limit until the next boot. Line raises it permanently, in a file of /etc/sysctl.d.
+	// Command is a command that raises the limit until the next boot. Line raises the limit permanently, as a
+	// line of a file in /etc/sysctl.d.
 	Command, Line string
 
 	text string
@@ -43,22 +44,22 @@ func (e *LimitError) Error() string { return e.text }
 // Unwrap returns the kernel's error.
 func (e *LimitError) Unwrap() error { return e.err }
 
-// Explain adds to an error of a watch the limit that caused it, if there is one. The text of the
-// kernel would be about open files or the room on a disk.
+// Explain adds to an error of a watch the limit that caused the error, if a limit did. The kernel's text
+// would be about open files or disk space.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EMFILE) && canOpen():
 		return newLimitError(instances, err)
 	case errors.Is(err, unix.EMFILE):
-		return fmt.Errorf("%w: the limit of this process, which LimitNOFILE of a service or ulimit -n raises", err)
+		return fmt.Errorf("%w: this process has reached its limit of open files: raise it with LimitNOFILE of the service or ulimit -n", err)
 	case errors.Is(err, unix.ENOSPC):
 		return newLimitError(watches, err)
 	}
 	return err
 }
 
-// canOpen reports whether this process may open another file. If so, the limit of its user is the
-// reason why an instance was refused.
+// canOpen reports whether this process may open another file. If it may, the kernel has refused an
+// instance because of the limit of the user.
 func canOpen() bool {
 	f, err := os.Open(os.DevNull)
 	if err == nil {
@@ -69,11 +70,11 @@ func canOpen() bool {
 
 func newLimitError(l limit, err error) error {
 	now := readLimit(l)
-	setting := fmt.Sprintf("%s=%d", l.name, max(l.least, 8*now))
+	setting := fmt.Sprintf("%s=%d", l.name, max(l.recommended, 8*now))
 	command := "sudo sysctl " + setting
 	return &LimitError{
 		Command: command, Line: setting, err: err,
-		text: fmt.Sprintf("%v: user %d has all the %s that %s allows (%d): raise it by %s", err, os.Geteuid(), l.of, l.name, now, command),
+		text: fmt.Sprintf("%v: user %d has all the %s that %s allows (%d): raise it by %s", err, os.Geteuid(), l.resources, l.name, now, command),
 	}
 }
 
@@ -87,8 +88,8 @@ func readLimit(l limit) int {
 	return value
 }
 
-// Check returns an explained error if this user cannot have some more instances, each with a watch
-// of a folder. It leaves none.
+// Check returns an explained error if this user cannot have count more instances, each with a watch of
+// a folder. It closes the instances again.
 func Check(count int, dir string) (err error) {
 	for range count {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)

@@ -4,6 +4,7 @@
 package inventory
 
 import (
+	"errors"
 	"reflect"
 	"slices"
 	"sync"
@@ -60,9 +61,7 @@ type entry struct {
 	publishedRates Rates // the rates of the last Change
 }
 
-// Subscribe registers fn for every change that was not made by an action of this
-// process. The inventory calls fn from its goroutines, so fn must not block.
-func (c *cache) Subscribe(fn func(Change)) {
+func (c *cache) subscribe(fn func(Change)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.subscribers = append(c.subscribers, fn)
@@ -79,8 +78,7 @@ func (c *cache) publishChanges(changes []Change) {
 	}
 }
 
-// Get returns the answer from the cache.
-func (c *cache) Get(uid types.UID) Observation {
+func (c *cache) observe(uid types.UID) Observation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.observationOf(uid)
@@ -106,9 +104,7 @@ func (c *cache) observationOf(uid types.UID) Observation {
 	return o
 }
 
-// BeginEpoch notes that this process leads with an epoch. What was observed before is old from
-// then on, since an earlier leader may have changed it later. The loop lists the engine again.
-func (c *cache) BeginEpoch(epoch uint64) {
+func (c *cache) beginEpoch(epoch uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.epoch == epoch {
@@ -119,8 +115,7 @@ func (c *cache) BeginEpoch(epoch uint64) {
 	sendSignal(c.checkDue)
 }
 
-// IsOld reports whether the cached answer about a UID is older than this process's leadership.
-func (c *cache) IsOld(uid types.UID) bool {
+func (c *cache) isOld(uid types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	asOf := c.listedSeq
@@ -128,6 +123,44 @@ func (c *cache) IsOld(uid types.UID) bool {
 		asOf = e.asOf
 	}
 	return asOf < c.epochSeq
+}
+
+// setReachable makes the answers known, and returns how many servers are. That is to be announced unless
+// only the event stream had closed, and was reopened soon.
+func (c *cache) setReachable() (servers int, announce bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wasShort := !c.failed && !c.downSince.IsZero() && c.clock.Since(c.downSince) < shortGap
+	announce = !c.known && !wasShort
+	c.known = true
+	if c.failed {
+		c.backSince = c.clock.Now()
+	}
+	c.failed = false
+	return len(c.entries), announce
+}
+
+// setUnreachable makes the answers unknown, and reports whether an outage begins and whether its cause is
+// another one than before. A closed event stream may be reopened at once, so it is not an outage yet.
+func (c *cache) setUnreachable(cause error) (begins, isNewCause bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known {
+		c.downSince = c.clock.Now()
+	}
+	c.known = false
+	if errors.Is(cause, errWatchClosed) {
+		if !c.failed {
+			c.cause = cause
+		}
+		return false, false
+	}
+	if c.downSince.IsZero() {
+		c.downSince = c.listingSince
+	}
+	begins, isNewCause = !c.failed, !c.failed || c.cause.Error() != cause.Error()
+	c.failed, c.cause = true, cause
+	return begins, isNewCause
 }
 
 // uidsWithServers returns the UIDs that have servers. known is false while the servers
@@ -146,14 +179,6 @@ func (c *cache) uidsWithServers() (uids []types.UID, known bool) {
 // noteLife is how long a note of NoteRetained is kept without a server. The server may be made
 // only after its VirtualMachine is gone, by a call that had begun before.
 const noteLife = 10 * time.Minute
-
-// NoteRetained notes that a VirtualMachine is gone whose server was to be retained. If the
-// server was not released, because the finalizer had been removed by others, the sweep
-// releases it in place of removing it.
-func (c *cache) NoteRetained(uid types.UID) { c.noted.Store(uid, c.clock.Now()) }
-
-// toRetain returns the UIDs that were noted.
-func (c *cache) toRetain() []types.UID { return c.noted.Keys() }
 
 // forgetNotes drops old notes about VirtualMachines that have left no server.
 func (c *cache) forgetNotes(found map[types.UID][]driver.Server) {
@@ -189,7 +214,15 @@ func (c *cache) setEngine(id string) (replaced bool) {
 	return true
 }
 
-func (c *cache) beginAction(uid types.UID) (began uint64) {
+// beginQuery returns the seq of a query that begins now.
+func (c *cache) beginQuery() (startSeq uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seq++
+	return c.seq
+}
+
+func (c *cache) beginAction(uid types.UID) (startSeq uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.entryFor(uid).busy++
@@ -200,13 +233,13 @@ func (c *cache) beginAction(uid types.UID) (began uint64) {
 // endAction closes an action. What the engine reported of the UID while the action ran
 // may be older or newer than its result, so the UID is refreshed once more. The
 // result of an action that began on another engine is not recorded.
-func (c *cache) endAction(uid types.UID, began uint64, record func(*entry)) {
+func (c *cache) endAction(uid types.UID, startSeq uint64, record func(*entry)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.entryFor(uid)
 	c.seq++
 	e.busy, e.touched = e.busy-1, c.seq
-	if began > c.replacedSeq {
+	if startSeq > c.replacedSeq {
 		record(e)
 	}
 	if e.changed {
@@ -242,11 +275,11 @@ func (c *cache) applyResult(a listResult) error {
 func (c *cache) mergeResult(a listResult) ([]Change, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a.began < c.replacedSeq {
+	if a.startSeq < c.replacedSeq {
 		return nil, errReplaced
 	}
 	if len(a.uids) == 0 {
-		c.listedSeq = max(c.listedSeq, a.began)
+		c.listedSeq = max(c.listedSeq, a.startSeq)
 		c.forgetNotes(a.found)
 		c.held.forgetOld(c.clock.Now())
 		a.uids = c.cachedOrFound(a.found)
@@ -254,8 +287,8 @@ func (c *cache) mergeResult(a listResult) ([]Change, error) {
 	var changes []Change
 	for _, uid := range a.uids {
 		e := c.entryFor(uid)
-		if e.busy == 0 && e.touched <= a.began && e.asOf <= a.began {
-			e.asOf = a.began
+		if e.busy == 0 && e.touched <= a.startSeq && e.asOf <= a.startSeq {
+			e.asOf = a.startSeq
 			if c, ok := e.replaceServers(uid, a.found[uid]); ok {
 				changes = append(changes, c)
 			}

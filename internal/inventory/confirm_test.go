@@ -89,7 +89,7 @@ func TestCallerDeadlineIsNoOutage(t *testing.T) {
 	})
 	seen, err := g.inv.GetLive(ctx, "a")
 	assert.True(t, errors.Is(err, context.Canceled) && seen.Answer == Unknown, "GetLive returned %+v, error %v; want unknown and the caller's end", seen, err)
-	assert.True(t, len(g.inv.checkDue) == 0, "the loop was signalled to check the engine")
+	assert.True(t, len(g.inv.cache.checkDue) == 0, "the loop was signalled to check the engine")
 	seen = g.inv.Get("a")
 	assert.True(t, seen.Answer == Present && seen.BackSince.IsZero() && seen.Cause == nil, "afterwards the answer is %+v, want as before", seen)
 	reported := g.takeChanges()
@@ -131,9 +131,9 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 	first := g.inv.Get("a").EngineID
 	g.replaceEngine("another")
 	seen, err := g.inv.GetLive(t.Context(), "a")
-	assert.True(t, err != nil && strings.Contains(err.Error(), first) && strings.Contains(err.Error(), "another") && len(g.inv.checkDue) != 0,
-		"error %v, and %d checks are due; want one, and that the error names both engines", err, len(g.inv.checkDue))
-	if kept := g.inv.entries["a"]; seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
+	assert.True(t, err != nil && strings.Contains(err.Error(), first) && strings.Contains(err.Error(), "another") && len(g.inv.cache.checkDue) != 0,
+		"error %v, and %d checks are due; want one, and that the error names both engines", err, len(g.inv.cache.checkDue))
+	if kept := g.inv.cache.entries["a"]; seen.Answer != Unknown || kept == nil || len(kept.servers) != 1 {
 		t.Errorf("GetLive returned %+v, error %v, and the cache has %+v; want what was there", seen, err, kept)
 	}
 	now := g.inv.Get("a")
@@ -142,7 +142,7 @@ func TestUnconfirmedAnswerIsDiscarded(t *testing.T) {
 	assert.NoError(t, err)
 	late.found = map[types.UID][]driver.Server{"b": {{UID: "b", ID: "1"}}}
 	g.listEngine()
-	if err := g.inv.applyResult(late); !errors.Is(err, errReplaced) || g.inv.Get("b").Answer != Gone {
+	if err := g.inv.cache.applyResult(late); !errors.Is(err, errReplaced) || g.inv.Get("b").Answer != Gone {
 		t.Errorf("an answer of the engine before: error %v, and the cache says %+v", err, g.inv.Get("b"))
 	}
 }
@@ -220,7 +220,7 @@ func TestAnswersBeforeAnEpochAreOld(t *testing.T) {
 			g.addServer("a")
 			g.addServer("b")
 			g.listEngine().inv.BeginEpoch(7)
-			assert.True(t, len(g.inv.checkDue) != 0, "the loop was not signalled to list the engine")
+			assert.True(t, len(g.inv.cache.checkDue) != 0, "the loop was not signalled to list the engine")
 			tc.then(g)
 			for _, uid := range []types.UID{"a", "b", "none"} {
 				got, want := g.inv.IsOld(uid), strings.Contains(tc.want, string(uid))

@@ -38,10 +38,10 @@ func (i *Inventory) suspendIfFenced(err error) {
 	if !errors.Is(err, driver.ErrFenced) {
 		return
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.refusal == nil {
-		i.refusal = &refusal{cause: err, since: i.Clock.Now()}
+	i.cache.mu.Lock()
+	defer i.cache.mu.Unlock()
+	if i.cache.refusal == nil {
+		i.cache.refusal = &refusal{cause: err, since: i.Clock.Now()}
 		sendSignal(i.fenced)
 	}
 }
@@ -70,23 +70,23 @@ func (i *Inventory) confirmLeadership(ctx context.Context) bool {
 		if err == nil {
 			return leads
 		}
-		i.waitFor(ctx, retryPeriod)
+		i.waitForSignal(ctx, nil, retryPeriod)
 	}
 	return false
 }
 
 // reportRefusal makes every answer unknown, and reports the refusal once.
 func (i *Inventory) reportRefusal() {
-	i.mu.Lock()
-	i.refusal.reported = true
-	cause := i.refusal.cause
-	i.mu.Unlock()
+	i.cache.mu.Lock()
+	i.cache.refusal.reported = true
+	cause := i.cache.refusal.cause
+	i.cache.mu.Unlock()
 	engineFenced.WithLabelValues(i.Name).Set(1)
 	i.Log.Error(cause, "The engine refuses this process, which leads: its driver is suspended until the engine admits it", "driver", i.Name)
 	if i.OnFenced != nil {
 		i.OnFenced(cause)
 	}
-	i.publishChanges([]Change{{All: true}})
+	i.cache.publishChanges([]Change{{All: true}})
 }
 
 // awaitAdmission probes the engine by deleting a server that does not exist. An
@@ -95,7 +95,7 @@ func (i *Inventory) reportRefusal() {
 // start over then.
 func (i *Inventory) awaitAdmission(ctx context.Context) {
 	for wait := minProbeDelay; ; wait = min(2*wait, maxProbeDelay) {
-		for i.waitForSignal(ctx, i.replaced, wait) {
+		for i.waitForSignal(ctx, i.cache.replaced, wait) {
 			wait = minProbeDelay
 		}
 		if ctx.Err() != nil {
@@ -105,12 +105,12 @@ func (i *Inventory) awaitAdmission(ctx context.Context) {
 			break
 		}
 	}
-	i.mu.Lock()
-	i.refusal = nil
-	i.mu.Unlock()
+	i.cache.mu.Lock()
+	i.cache.refusal = nil
+	i.cache.mu.Unlock()
 	engineFenced.WithLabelValues(i.Name).Set(0)
 	i.Log.Info("The engine admits this process again", "driver", i.Name)
-	i.publishChanges([]Change{{All: true}})
+	i.cache.publishChanges([]Change{{All: true}})
 }
 
 func (i *Inventory) probeAdmission(ctx context.Context) bool {

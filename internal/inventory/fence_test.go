@@ -128,11 +128,11 @@ func TestReplacedEngineIsProbedSoon(t *testing.T) {
 	}
 	g.waitForProbeTimer()
 	g.replaceEngine("third")
-	sendSignal(g.inv.checkDue)
+	sendSignal(g.inv.cache.checkDue)
 	g.waitUntil("the other engine is known", func() bool { return g.inv.Get("a").EngineID == "third" })
 	before, since := g.readCount(&g.probes), g.clock.Now()
 	g.waitUntil("the other engine is probed", func() bool {
-		if len(g.inv.replaced) == 0 && g.clock.Waiters() == 3 { // the wait begins again by then
+		if len(g.inv.cache.replaced) == 0 && g.clock.Waiters() == 3 { // the wait begins again by then
 			g.clock.Step(minProbeDelay)
 		}
 		return g.readCount(&g.probes) > before

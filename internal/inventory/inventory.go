@@ -29,10 +29,10 @@ const (
 	Present
 )
 
-// settlePeriod is how long after an ambiguous creation "gone" proves nothing for a
-// deletion: the engine may still carry out the creation. A creation is repeated without
-// that wait, since Ensure is atomic on the UID. The period is lost with the leader
-// (ADR 0007).
+// settlePeriod is how long the engine may still carry out a creation with an unknown outcome
+// (driver.Ambiguous). Until then Gone proves nothing for a deletion. A creation is repeated
+// without that wait, since Ensure is atomic on the UID. A new leader does not know of the
+// creation, so it does not wait (ADR 0007 names the risk).
 const settlePeriod = 30 * time.Second
 
 // Observation is an inventory's answer for one UID.
@@ -104,9 +104,9 @@ type Options struct {
 // Inventory caches the servers of one driver. It is safe for concurrent use.
 type Inventory struct {
 	Options
-	cache
+	cache  cache
 	id     driver.Identifier
-	fenced chan struct{} // refusal was set
+	fenced chan struct{} // signalled when the engine begins to refuse this process
 }
 
 var errNotListed = errors.New("the engine has not been listed yet")
@@ -130,49 +130,72 @@ func New(o Options) (*Inventory, error) {
 	}}, nil
 }
 
+// Subscribe registers fn for every change that was not made by an action of this
+// process. The inventory calls fn from its goroutines, so fn must not block.
+func (i *Inventory) Subscribe(fn func(Change)) { i.cache.subscribe(fn) }
+
+// Get returns the answer from the cache.
+func (i *Inventory) Get(uid types.UID) Observation { return i.cache.observe(uid) }
+
+// BeginEpoch notes that this process now leads, with this epoch. All earlier observations count as old
+// from then on, since the previous leader may have changed the servers. The loop lists the engine again.
+func (i *Inventory) BeginEpoch(epoch uint64) { i.cache.beginEpoch(epoch) }
+
+// IsOld reports whether the cached answer about a UID is older than this process's leadership.
+func (i *Inventory) IsOld(uid types.UID) bool { return i.cache.isOld(uid) }
+
+// NoteRetained notes that a VirtualMachine with the deletion policy Retain is gone. Its server may not be
+// released yet, if someone else has removed the finalizer. Sweep then releases the server, and does not
+// remove it.
+func (i *Inventory) NoteRetained(uid types.UID) { i.cache.noted.Store(uid, i.Clock.Now()) }
+
 func setDefault(d *time.Duration, v time.Duration) {
 	if *d <= 0 {
 		*d = v
 	}
 }
 
-// GetLive queries the engine for one UID. The answer counts, and enters the cache, once
-// the engine has confirmed that it is the known one. The answer of a call that fails is
-// Unknown. If the caller's deadline ended it, it proves nothing about the engine.
-// After any other failure the loop checks the engine itself.
+// GetLive queries the engine for one UID. The result enters the cache once the engine has
+// confirmed that it is the known engine. If the query fails, the returned answer is Unknown, and
+// the loop checks the engine. It does not if the caller's deadline ended the query, which
+// proves nothing about the engine.
 func (i *Inventory) GetLive(ctx context.Context, uid types.UID) (Observation, error) {
 	result, err := i.queryEngine(ctx, uid)
 	if err == nil {
-		err = i.confirmEngine(ctx, result.began)
+		err = i.confirmEngine(ctx, result.startSeq)
 	}
 	if err == nil {
-		err = i.applyResult(result)
+		err = i.cache.applyResult(result)
 	}
 	seen := i.Get(uid)
-	if err != nil && seen.Answer != Unknown {
-		seen = Observation{EngineID: seen.EngineID, BackSince: seen.BackSince, SettlesAt: seen.SettlesAt, DownSince: i.Clock.Now(), Cause: err}
+	if err != nil && seen.Answer != Unknown { // else the cache knows since when and why
+		seen = seen.asUnknown(i.Clock.Now(), err)
 	}
 	if err != nil && ctx.Err() == nil {
-		sendSignal(i.checkDue)
+		sendSignal(i.cache.checkDue)
 	}
 	return seen, err
 }
 
-// confirmEngine verifies that the engine which gave an answer is the known one, and that it is
-// the one that was known when the call began. An engine with another id is marked unreachable
-// at once.
-func (i *Inventory) confirmEngine(ctx context.Context, began uint64) error {
+// asUnknown returns the observation without its answer. The facts about the engine and SettlesAt stay.
+func (o Observation) asUnknown(since time.Time, cause error) Observation {
+	return Observation{EngineID: o.EngineID, BackSince: o.BackSince, SettlesAt: o.SettlesAt, DownSince: since, Cause: cause}
+}
+
+// confirmEngine verifies that the known engine has answered a call, and that it was not replaced since
+// the call began at startSeq. An engine with another id is marked unreachable at once.
+func (i *Inventory) confirmEngine(ctx context.Context, startSeq uint64) error {
 	id, err := i.readEngineID(ctx)
 	if err != nil {
 		return err
 	}
-	i.mu.Lock()
-	known, replacedSeq := i.engineID, i.replacedSeq
-	i.mu.Unlock()
+	i.cache.mu.Lock()
+	known, replacedSeq := i.cache.engineID, i.cache.replacedSeq
+	i.cache.mu.Unlock()
 	switch {
 	case known == "":
 		return errNotListed
-	case replacedSeq > began:
+	case replacedSeq > startSeq:
 		return errReplaced
 	case known == id:
 		return nil
@@ -184,20 +207,21 @@ func (i *Inventory) confirmEngine(ctx context.Context, began uint64) error {
 
 // Ensure passes spec to the driver and records the outcome. While the engine
 // refuses this process it returns ErrFenced without a call to the engine. A creation has
-// succeeded once the engine has confirmed that it is the known one: any engine can create a
-// server, and none but the known one can have the server that a target names.
+// succeeded once the engine has confirmed that it is the known engine. A change of the server with
+// spec.ID needs no confirmation: only the known engine has this server.
 func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	if err := i.fenceError(); err != nil {
+	if err := i.cache.fenceError(); err != nil {
 		return driver.Server{}, err
 	}
-	began := i.beginAction(spec.UID)
+	startSeq := i.cache.beginAction(spec.UID)
 	server, err := i.Driver.Ensure(ctx, spec)
 	if err == nil && spec.ID == "" {
-		err = i.confirmEngine(ctx, began)
+		err = i.confirmEngine(ctx, startSeq)
 	}
-	i.endAction(spec.UID, began, func(e *entry) {
+	i.cache.endAction(spec.UID, startSeq, func(e *entry) { // with the lock of the cache held
 		if err == nil {
-			e.servers, e.asOf, e.settlesAt = []driver.Server{server}, i.seq, time.Time{}
+			e.servers, e.asOf = []driver.Server{server}, i.cache.seq
+			e.settlesAt = time.Time{}
 			e.forgetUsage()
 		} else if len(e.servers) == 0 && driver.Ambiguous(err) {
 			e.settlesAt = i.Clock.Now().Add(settlePeriod)
@@ -210,12 +234,12 @@ func (i *Inventory) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.
 // Delete passes the target to the driver. GetLive reports the outcome. Delete returns
 // ErrFenced in the same case as Ensure.
 func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	if err := i.fenceError(); err != nil {
+	if err := i.cache.fenceError(); err != nil {
 		return err
 	}
-	began := i.beginAction(t.UID)
+	startSeq := i.cache.beginAction(t.UID)
 	err := i.Driver.Delete(ctx, t, retain)
-	i.endAction(t.UID, began, func(*entry) {})
+	i.cache.endAction(t.UID, startSeq, func(*entry) {})
 	i.checkCallError(err)
 	return err
 }
@@ -225,36 +249,33 @@ func (i *Inventory) Delete(ctx context.Context, t driver.Target, retain bool) er
 func (i *Inventory) checkCallError(err error) {
 	i.suspendIfFenced(err)
 	if errors.Is(err, driver.ErrUnavailable) {
-		sendSignal(i.checkDue)
+		sendSignal(i.cache.checkDue)
 	}
 }
 
 // listResult is the engine's list of the servers with some UIDs, or of all if uids is empty.
 type listResult struct {
-	began uint64 // seq when the query began
-	found map[types.UID][]driver.Server
-	uids  []types.UID
+	startSeq uint64 // seq when the query began
+	found    map[types.UID][]driver.Server
+	uids     []types.UID
 }
 
 // queryEngine lists the servers of the named UIDs, or all.
 func (i *Inventory) queryEngine(ctx context.Context, uids ...types.UID) (listResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)
 	defer cancel()
-	i.mu.Lock()
-	i.seq++
-	began := i.seq
-	i.mu.Unlock()
+	startSeq := i.cache.beginQuery()
 	servers, err := i.Driver.List(ctx, uids...)
 	if err != nil {
 		return listResult{}, err
 	}
-	return listResult{began, groupByUID(servers), uids}, nil
+	return listResult{startSeq, groupByUID(servers), uids}, nil
 }
 
 // errReplaced means that a result may come from the engine before.
 var errReplaced = errors.New("the engine was replaced while it was queried")
 
-// groupByUID groups servers by UID. A retained server does not belong to its UID.
+// groupByUID groups servers by UID, without retained servers, which no VirtualMachine owns.
 // The result shares the memory of servers: a caller that keeps a part of it must
 // copy it.
 func groupByUID(servers []driver.Server) map[types.UID][]driver.Server {

@@ -41,10 +41,10 @@ func TestDefaults(t *testing.T) {
 	assert.True(t, !leads && set.ListPeriod == 1 && set.UsagePeriod == 2 && set.CallTimeout == 3, "got %+v, want what was set", set.Options)
 }
 
-// TestSignalsWait checks that a signal waits for its reader, and that more of them are one.
+// TestSignalsWait checks that a signal waits for its reader, and that several signals become one.
 func TestSignalsWait(t *testing.T) {
 	inv := newFixture(t).inv
-	for name, signal := range map[string]chan struct{}{"fenced": inv.fenced, "replaced": inv.replaced, "refresh": inv.refreshDue, "check": inv.checkDue} {
+	for name, signal := range map[string]chan struct{}{"fenced": inv.fenced, "replaced": inv.cache.replaced, "refresh": inv.cache.refreshDue, "check": inv.cache.checkDue} {
 		sendSignal(signal)
 		sendSignal(signal)
 		assert.True(t, len(signal) == 1, "%s: %d signals wait, want one", name, len(signal))
@@ -63,7 +63,7 @@ func TestUnknownUntilListed(t *testing.T) {
 	})
 	g.waitUntil("it waits", g.clock.HasWaiters)
 	seen = g.inv.Get("a")
-	assert.True(t, seen.Answer == Unknown && seen.DownSince.Equal(t0), "with the engine out of reach: %+v", seen)
+	assert.True(t, seen.Answer == Unknown && seen.DownSince.Equal(t0), "with the engine unreachable: %+v", seen)
 	g.memory.SetAvailable(true)
 	g.waitUntil("it is listed", func() bool {
 		g.clock.Step(retryPeriod)
@@ -159,9 +159,9 @@ func TestFollowsTheEngine(t *testing.T) {
 		assert.Equal(t, "reported", c, want)
 	}
 	g.waitUntil("nothing is kept of it", func() bool {
-		g.inv.mu.Lock()
-		defer g.inv.mu.Unlock()
-		return len(g.inv.entries) == 0
+		g.inv.cache.mu.Lock()
+		defer g.inv.cache.mu.Unlock()
+		return len(g.inv.cache.entries) == 0
 	})
 }
 
@@ -195,8 +195,8 @@ func TestOwnActionsAreNotReported(t *testing.T) {
 	}
 }
 
-// TestListSkipsActionsSinceItBegan checks that a list leaves alone what
-// was touched since it began: its answer may be older.
+// TestListSkipsActionsSinceItBegan checks that a list does not change servers on which
+// an action began after the list did: its answer may be older.
 func TestListSkipsActionsSinceItBegan(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, during func(*fixture)
@@ -226,7 +226,7 @@ func TestListSkipsActionsSinceItBegan(t *testing.T) {
 	}
 }
 
-// TestListBegunDuringActionIsIgnored checks this for a list that ends after the action.
+// TestListBegunDuringActionIsIgnored is about a list that begins during an action and ends after it.
 func TestListBegunDuringActionIsIgnored(t *testing.T) {
 	g := newFixture(t).listEngine()
 	var list listResult
@@ -238,13 +238,13 @@ func TestListBegunDuringActionIsIgnored(t *testing.T) {
 		return do()
 	})
 	g.ensureServer()
-	assert.NoError(t, g.inv.applyResult(list))
+	assert.NoError(t, g.inv.cache.applyResult(list))
 	g.inv.markReachable()
 	assert.Equal(t, "answer, want what the action has made", g.inv.Get("a").Answer, Present)
 }
 
-// TestListBegunDuringDeletionIsIgnored checks this for a deletion, whose outcome is read live: such a list
-// reports nothing.
+// TestListBegunDuringDeletionIsIgnored is about a deletion, whose outcome is read live: a list that begins
+// during the deletion reports nothing.
 func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
 	g := newFixture(t).listEngine()
 	g.ensureServer()
@@ -259,7 +259,7 @@ func TestListBegunDuringDeletionIsIgnored(t *testing.T) {
 	})
 	assert.NoError(t, g.inv.Delete(t.Context(), newSpec().Target, false))
 	g.takeChanges()
-	assert.NoError(t, g.inv.applyResult(list))
+	assert.NoError(t, g.inv.cache.applyResult(list))
 	changes := g.takeChanges()
 	assert.True(t, len(changes) == 0, "a list that began before the end of a deletion reports %+v", changes)
 }
@@ -272,11 +272,11 @@ func TestOlderListIsIgnored(t *testing.T) {
 	g.addServer("a")
 	g.listEngine()
 	older.uids = []types.UID{"a"}
-	assert.NoError(t, g.inv.applyResult(older))
+	assert.NoError(t, g.inv.cache.applyResult(older))
 	assert.Equal(t, "answer, want that of the newer list", g.inv.Get("a").Answer, Present)
 }
 
-// TestQueryLeavesNothing checks that nothing of a query goes on after it.
+// TestQueryLeavesNothing checks that all calls of a query end with it.
 func TestQueryLeavesNothing(t *testing.T) {
 	g := newFixture(t)
 	var queryErr, idErr func() error // of their contexts
@@ -291,8 +291,8 @@ func TestQueryLeavesNothing(t *testing.T) {
 	assert.True(t, queryErr() != nil && idErr() != nil, "the context of a query goes on after it")
 }
 
-// TestListDuringActionIsIgnored checks this even for a list that began and ended
-// during the action.
+// TestListDuringActionIsIgnored is about a list that begins and ends during an
+// action.
 func TestListDuringActionIsIgnored(t *testing.T) {
 	g := newFixture(t).listEngine()
 	s := g.ensureServer()
@@ -307,15 +307,15 @@ func TestListDuringActionIsIgnored(t *testing.T) {
 	assert.True(t, g.inv.Get("a").Server.ID == again.ID, "the inventory has %+v", g.inv.Get("a"))
 }
 
-// TestEventDuringActionTriggersRefresh checks this because the event may
-// concern a change after the action's result.
+// TestEventDuringActionTriggersRefresh checks that an event during an action triggers a
+// refresh: it may be about a change after the action's result.
 func TestEventDuringActionTriggersRefresh(t *testing.T) {
 	g := newListedFixture(t)
 	g.ensureServer()
 	marked := func() bool {
-		g.inv.mu.Lock()
-		defer g.inv.mu.Unlock()
-		return g.inv.entries["a"].changed
+		g.inv.cache.mu.Lock()
+		defer g.inv.cache.mu.Unlock()
+		return g.inv.cache.entries["a"].changed
 	}
 	g.engine.onEnsure(func(do doEnsure) (driver.Server, error) {
 		s, err := do()
@@ -567,8 +567,8 @@ func TestListOfAnotherRunForgetsRates(t *testing.T) {
 	g := newFixture(t).listEngine()
 	s := g.ensureServer()
 	g.clock.Step(time.Second)
-	g.inv.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}}, 2*g.inv.UsagePeriod)
-	assert.Require(t, g.inv.entries["a"].rates != nil, "no rates")
+	g.inv.cache.recordUsage([]driver.Usage{{UID: "a", Run: s.Run, CPU: time.Second, At: g.clock.Now()}}, 2*g.inv.UsagePeriod)
+	assert.Require(t, g.inv.cache.entries["a"].rates != nil, "no rates")
 	g.editServer("a", func(r *fake.Record) { r.Run = "another" })
 	g.listEngine()
 	seen := g.inv.Get("a")
@@ -597,7 +597,7 @@ func TestPeriodicListFindsMissedChange(t *testing.T) {
 }
 
 // TestReturnAfterAClosedStreamIsReported checks that the return of an engine is reported if only its
-// event stream had closed: a pass may have found it out of reach meanwhile.
+// event stream had closed: a pass may have found the engine unreachable meanwhile.
 func TestReturnAfterAClosedStreamIsReported(t *testing.T) {
 	g := newFixture(t)
 	silent := &silentDriver{hookedDriver: g.engine, events: make(chan types.UID)}

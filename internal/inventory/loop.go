@@ -34,7 +34,7 @@ func (i *Inventory) Start(ctx context.Context) error {
 		began := i.Clock.Now()
 		err := i.listAndWatch(ctx)
 		if !errors.Is(err, errWatchClosed) || i.Clock.Since(began) < retryPeriod {
-			i.waitFor(ctx, retryPeriod)
+			i.waitForSignal(ctx, nil, retryPeriod)
 		}
 	}
 	return nil
@@ -43,8 +43,6 @@ func (i *Inventory) Start(ctx context.Context) error {
 // NeedLeaderElection returns false: inventories run on standbys too, so that they
 // are warm when they take over.
 func (i *Inventory) NeedLeaderElection() bool { return false }
-
-func (i *Inventory) waitFor(ctx context.Context, d time.Duration) { i.waitForSignal(ctx, nil, d) }
 
 // waitForSignal waits for d. It returns early when early is readable, which it reports,
 // or when ctx ends.
@@ -85,8 +83,8 @@ func (i *Inventory) listAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if i.setEngine(before) {
-		i.publishChanges([]Change{{All: true}})
+	if i.cache.setEngine(before) {
+		i.cache.publishChanges([]Change{{All: true}})
 	}
 	result, err := i.queryEngine(ctx)
 	if err != nil {
@@ -99,7 +97,7 @@ func (i *Inventory) listAll(ctx context.Context) error {
 	if before != after {
 		return fmt.Errorf("the engine changed from %s to %s while it was listed", before, after)
 	}
-	if err := i.applyResult(result); err != nil {
+	if err := i.cache.applyResult(result); err != nil {
 		return err
 	}
 	i.markReachable()
@@ -119,50 +117,27 @@ const shortGap = time.Second
 // markReachable makes the cache's answers known. It announces that even if only the event stream had
 // closed, unless it was reopened soon: a pass may have reported an outage meanwhile.
 func (i *Inventory) markReachable() {
-	i.mu.Lock()
-	wasShort := !i.failed && !i.downSince.IsZero() && i.Clock.Since(i.downSince) < shortGap
-	announce := !i.known && !wasShort
-	i.known = true
-	if i.failed {
-		i.backSince = i.Clock.Now()
-	}
-	i.failed = false
-	knownServers.WithLabelValues(i.Name).Set(float64(len(i.entries)))
-	i.mu.Unlock()
+	servers, announce := i.cache.setReachable()
+	knownServers.WithLabelValues(i.Name).Set(float64(servers))
 	engineUp.WithLabelValues(i.Name).Set(1)
 	if announce {
-		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.engineID)
-		i.publishChanges([]Change{{All: true}})
+		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.cache.engineID)
+		i.cache.publishChanges([]Change{{All: true}})
 	}
 }
 
-// markUnreachable makes the cache's answers unknown. A closed event stream may be
-// reopened at once, so it is not an outage yet.
+// markUnreachable makes the cache's answers unknown.
 func (i *Inventory) markUnreachable(cause error) {
-	i.mu.Lock()
-	if i.known {
-		i.downSince = i.Clock.Now()
-	}
-	i.known = false
+	begins, isNewCause := i.cache.setUnreachable(cause)
 	if errors.Is(cause, errWatchClosed) {
-		if !i.failed {
-			i.cause = cause
-		}
-		i.mu.Unlock()
 		return
 	}
-	if i.downSince.IsZero() {
-		i.downSince = i.listingSince
-	}
-	announce, isNewCause := !i.failed, !i.failed || i.cause.Error() != cause.Error()
-	i.failed, i.cause = true, cause
-	i.mu.Unlock()
 	engineUp.WithLabelValues(i.Name).Set(0)
 	if isNewCause {
 		i.Log.Info("Engine lost", "driver", i.Name, "cause", cause.Error())
 	}
-	if announce {
-		i.publishChanges([]Change{{All: true}})
+	if begins {
+		i.cache.publishChanges([]Change{{All: true}})
 	}
 }
 
@@ -171,7 +146,7 @@ func (i *Inventory) markUnreachable(cause error) {
 func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) error {
 	period := i.Clock.NewTicker(i.ListPeriod)
 	defer period.Stop()
-	refreshDue, pauseOver, holdOver := i.refreshDue, (<-chan time.Time)(nil), (<-chan time.Time)(nil)
+	refreshDue, pauseOver, holdOver := i.cache.refreshDue, (<-chan time.Time)(nil), (<-chan time.Time)(nil)
 	for {
 		var err error
 		select {
@@ -181,19 +156,19 @@ func (i *Inventory) followEvents(ctx context.Context, events <-chan types.UID) e
 			if !ok {
 				return errWatchClosed
 			}
-			i.markChanged(uid)
+			i.cache.markChanged(uid)
 		case <-refreshDue:
 			var pause time.Duration
 			if pause, err = i.refreshUIDs(ctx); pause > 0 {
 				refreshDue, pauseOver = nil, i.Clock.After(pause)
 			}
-			holdOver = i.nextHoldOver()
+			holdOver = i.cache.nextHoldOver()
 		case <-holdOver:
 			holdOver = nil
-			sendSignal(i.refreshDue)
+			sendSignal(i.cache.refreshDue)
 		case <-pauseOver:
-			refreshDue, pauseOver = i.refreshDue, nil
-		case <-i.checkDue:
+			refreshDue, pauseOver = i.cache.refreshDue, nil
+		case <-i.cache.checkDue:
 			err = i.listAll(ctx)
 		case <-period.C():
 			err = i.listAll(ctx)
@@ -229,11 +204,11 @@ func pauseAfterRefresh(took time.Duration) time.Duration {
 // it is held back no longer. A UID with an action under way is left to the end of the action.
 func (i *Inventory) refreshChanged(ctx context.Context) error {
 	var errs []error
-	for _, uids := range i.takeChanged() {
+	for _, uids := range i.cache.takeChanged() {
 		result, err := i.queryEngine(driver.ForRefresh(ctx), uids...)
-		i.noteRefresh(uids, err)
+		i.cache.noteRefresh(uids, err)
 		if err == nil {
-			err = i.applyResult(result)
+			err = i.cache.applyResult(result)
 		}
 		errs = append(errs, err)
 	}

@@ -101,7 +101,7 @@ func (s *Sweep) NeedLeaderElection() bool { return true }
 // RunOnce takes one reading. It does nothing while the engine refuses this process,
 // and reads nothing live while the caches know an owner of every server.
 func (s *Sweep) RunOnce(ctx context.Context) error {
-	if s.Inventory.isSuspended() {
+	if s.Inventory.cache.isSuspended() {
 		return nil
 	}
 	gone, err := s.sweepOrphans(ctx)
@@ -123,7 +123,7 @@ func (s *Sweep) releaseEnded(ctx context.Context, gone []types.UID) error {
 // sweepOrphans takes one reading of the orphans. It returns those that have been without an owner often and
 // long enough.
 func (s *Sweep) sweepOrphans(ctx context.Context) (due []types.UID, err error) {
-	noted := s.Inventory.toRetain()
+	noted := s.Inventory.cache.noted.Keys()
 	owned, err := s.allOwned(ctx)
 	if err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ func (s *Sweep) isDue(server driver.Server) bool {
 // allOwned reports whether the engine's servers are known and all have an owner in
 // the API cache.
 func (s *Sweep) allOwned(ctx context.Context) (bool, error) {
-	uids, known := s.Inventory.uidsWithServers()
+	uids, known := s.Inventory.cache.uidsWithServers()
 	if !known {
 		return false, nil
 	}

@@ -49,7 +49,7 @@ func newSweepFixture(t *testing.T, servers int) *sweepFixture {
 	return b
 }
 
-// withoutGrace leaves the two readings alone as what proves that there is no owner.
+// withoutGrace removes the grace period, so that two readings are enough to prove that there is no owner.
 func (b *sweepFixture) withoutGrace() *sweepFixture { b.sweep.Grace = 0; return b }
 
 func (b *sweepFixture) addServers(n int) {
@@ -144,8 +144,8 @@ func TestNeverSwept(t *testing.T) {
 	}
 }
 
-// TestFailedReadingSweepsNothing checks that a failed reading does not count as
-// one.
+// TestFailedReadingSweepsNothing checks that a failed reading does not count as a
+// reading.
 func TestFailedReadingSweepsNothing(t *testing.T) {
 	reading := func(b *sweepFixture, fails bool) func(context.Context) (map[types.UID]bool, error) {
 		return func(context.Context) (map[types.UID]bool, error) {
@@ -207,8 +207,8 @@ func TestOwnedServersNeedNoLiveRead(t *testing.T) {
 	assert.True(t, b.liveReads == 0 && now == lists, "the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
 }
 
-// TestUnsettledCreationNeedsNoLiveRead checks that a UID of which only a creation with an
-// unknown outcome is known does not have a server that could be an orphan.
+// TestUnsettledCreationNeedsNoLiveRead checks that a UID that is known only from a creation with
+// an unknown outcome does not have a server that could be an orphan.
 func TestUnsettledCreationNeedsNoLiveRead(t *testing.T) {
 	b := newSweepFixture(t, 0)
 	b.startLoop().waitForAnswer("none", Gone)
@@ -220,7 +220,7 @@ func TestUnsettledCreationNeedsNoLiveRead(t *testing.T) {
 	assert.True(t, b.liveReads == 0 && now == lists, "the API was read %d times and the engine %d times, want none", b.liveReads, now-lists)
 }
 
-// TestCachedOrphanNeedsLiveReads checks that live readings must still prove it.
+// TestCachedOrphanNeedsLiveReads checks that live readings must still prove that a server is an orphan.
 func TestCachedOrphanNeedsLiveReads(t *testing.T) {
 	b := newSweepFixture(t, 3).withoutGrace()
 	b.owners["s1"], b.owners["s2"] = true, true
@@ -365,8 +365,8 @@ func TestYoungOrphansDelayNoOther(t *testing.T) {
 	assert.True(t, slices.Equal(engine.uids, []types.UID{"f0"}), "the fetches %v are left, want f0", engine.uids)
 }
 
-// TestServersAreNoFetches checks that nothing is abandoned for a server that waits for an
-// image, or of which nothing but its existence is known.
+// TestServersAreNoFetches checks that no fetch is abandoned for a server that waits for an image,
+// or of which only the existence is known.
 func TestServersAreNoFetches(t *testing.T) {
 	b := newSweepFixture(t, 0)
 	engine := &fetchingDriver{hookedDriver: b.engine}
@@ -418,7 +418,7 @@ func (d *deletingDriver) Delete(ctx context.Context, t driver.Target, retain boo
 	return d.hookedDriver.Delete(ctx, t, retain)
 }
 
-// TestSweepLeavesNothing checks that no call of a sweep is without limit or goes on after it.
+// TestSweepLeavesNothing checks that each call of a sweep has a time limit and ends with the sweep.
 func TestSweepLeavesNothing(t *testing.T) {
 	b := newSweepFixture(t, 0)
 	calls := map[string]context.Context{}
@@ -692,17 +692,17 @@ func TestNotesAreForgotten(t *testing.T) {
 	}{{noteLife, []types.UID{"absent", "s0"}}, {time.Second, []types.UID{"s0"}}} {
 		b.clock.Step(step.after)
 		result, err := b.inv.queryEngine(t.Context())
-		if err != nil || b.inv.applyResult(result) != nil {
+		if err != nil || b.inv.cache.applyResult(result) != nil {
 			t.Fatal("the engine cannot be listed", err)
 		}
-		noted := b.inv.toRetain()
+		noted := b.inv.cache.noted.Keys()
 		slices.Sort(noted)
 		assert.True(t, slices.Equal(noted, step.want), "noted %v, want %v", noted, step.want)
 	}
 }
 
-// TestReleaseEnded checks that each sweep lets go of released servers, also where all servers have
-// an owner, and that a failure of either half does not keep the other from being done.
+// TestReleaseEnded checks that each sweep cleans up released servers, even if all servers have an
+// owner, and that a failure of one half of the sweep does not prevent the other.
 func TestReleaseEnded(t *testing.T) {
 	t.Parallel()
 	b := newSweepFixture(t, 0)

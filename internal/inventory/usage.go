@@ -45,7 +45,7 @@ func (i *Inventory) runSampler(ctx context.Context) {
 // sampleUsage reads the usage of all running servers in one call. If it fails the rates
 // stay as they are: an engine failure is detected elsewhere.
 func (i *Inventory) sampleUsage(ctx context.Context) {
-	uids := i.runningUIDs()
+	uids := i.cache.runningUIDs()
 	if len(uids) == 0 {
 		return
 	}
@@ -56,7 +56,7 @@ func (i *Inventory) sampleUsage(ctx context.Context) {
 		i.Log.V(1).Info("Usage not sampled", "driver", i.Name, "cause", err.Error())
 		return
 	}
-	i.publishChanges(i.recordUsage(usages, 2*i.UsagePeriod))
+	i.cache.publishChanges(i.cache.recordUsage(usages, 2*i.UsagePeriod))
 }
 
 func hasRun(s driver.State) bool { return s == driver.StateRunning || s == driver.StatePaused }

@@ -79,7 +79,7 @@ func TestSamplesOfAnotherRunAreDropped(t *testing.T) {
 		"another run": {UID: "a", Run: "past", CPU: time.Second, At: late},
 		"no server":   {UID: "b", Run: s.Run, CPU: time.Second, At: late},
 	} {
-		changes := g.inv.recordUsage([]driver.Usage{u}, 2*g.inv.UsagePeriod)
+		changes := g.inv.cache.recordUsage([]driver.Usage{u}, 2*g.inv.UsagePeriod)
 		assert.True(t, len(changes) == 0 && g.inv.Get("a").Rates == nil, "%s: reported %+v, rates %+v", name, changes, g.inv.Get("a").Rates)
 	}
 }

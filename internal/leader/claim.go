@@ -19,18 +19,17 @@ import (
 // ClaimName is the name of the cluster's claim, a Lease in namespace kube-system.
 const ClaimName = "drover-leader"
 
-// claimTerms is the term of a claim, in Lease durations. The holder renews the claim
-// once per Lease duration, and stops renewing the Lease itself when the claim is older
-// than two. A replica that has just observed a renewal of the Lease therefore knows
-// that the claim is valid for three more. That is long enough to succeed that leader
-// without reading the claim first.
+// claimTerms is how long a claim lasts, in Lease durations. The holder renews the claim once per Lease
+// duration, and stops renewing the Lease itself when the claim is older than two Lease durations. A
+// replica that has just observed a renewal of the Lease therefore knows that the claim is valid for
+// three more Lease durations. This is long enough to succeed the leader without reading the claim first.
 const claimTerms = 5
 
-// errRival means that another Drover has the claim.
+// errRival means that another Drover holds the claim.
 var errRival = errors.New("another Drover leads in this cluster")
 
-// claim is the cluster's claim as one replica sees and renews it. It names the Lease that leads:
-// all replicas that elect on one Lease share it, and those of another Lease may not lead.
+// claim is the cluster's claim as one replica sees and renews it. The claim names one Lease. All
+// replicas that use this Lease for leader election share the claim. Replicas with another Lease may not lead.
 type claim struct {
 	opts       *Options
 	lease      *view
@@ -38,15 +37,15 @@ type claim struct {
 
 	mu        sync.Mutex
 	observed  observedLease
-	rival     string // the other Lease that has the claim
-	reported  string // the rival that was observed to renew, and was reported
-	forbidden bool   // this process may not write the claim, and has reported so
-	held      bool
+	rival     string        // the other Lease that holds the claim, if any
+	reported  string        // the rival that was reported, after it was observed to renew the claim
+	forbidden bool          // this process is not permitted to write the claim, and has reported this
+	held      bool          // this process has written the claim
 	renewed   time.Duration // when the last successful write was sent
 }
 
-// awaitRight returns once this Lease may lead in the cluster.
-func (c *claim) awaitRight(ctx context.Context) error {
+// awaitPermission returns once the holder of this Lease may lead in the cluster.
+func (c *claim) awaitPermission(ctx context.Context) error {
 	if c.opts.Claims == nil || c.lease.hasRecentRenewal() {
 		return nil
 	}
@@ -64,8 +63,8 @@ func (c *claim) awaitRight(ctx context.Context) error {
 // term returns how long a claim lasts.
 func (c *claim) term() time.Duration { return claimTerms * c.opts.Settings.Lease }
 
-// tryToHold creates or renews the claim. If another Lease has it, tryToHold returns the longest time to
-// wait before the next try.
+// tryToHold creates or renews the claim. If another Lease holds the claim, tryToHold returns the longest time
+// to wait before the next try.
 func (c *claim) tryToHold(ctx context.Context) (wait time.Duration, err error) {
 	ctx, cancel := withTimeout(ctx, 2*c.opts.Settings.RequestTimeout())
 	defer cancel()
@@ -103,7 +102,7 @@ func (c *claim) refreshTerm(ctx context.Context) error {
 	return c.renewTerm(ctx)
 }
 
-// renewTerm renews the claim, and ends leadership if another Drover has it.
+// renewTerm renews the claim, and ends leadership if another Drover holds the claim.
 func (c *claim) renewTerm(ctx context.Context) error {
 	wait, err := c.tryToHold(ctx)
 	switch {
@@ -112,10 +111,10 @@ func (c *claim) renewTerm(ctx context.Context) error {
 	case wait <= 0:
 		return nil
 	case c.hasRival():
-		c.leadership.lose(errRival)
+		c.leadership.endAsLost(errRival)
 		return errRival
 	}
-	return errors.New("the cluster's claim was written by another replica meanwhile")
+	return errors.New("another replica has just written the cluster's claim")
 }
 
 func (c *claim) isFresh() bool {
@@ -124,7 +123,7 @@ func (c *claim) isFresh() bool {
 	return c.forbidden || c.held && c.opts.Boot()-c.renewed <= 2*c.opts.Settings.Lease
 }
 
-// readLease returns the claim, or nil if there is none.
+// readLease returns the Lease that contains the claim, or nil if there is none.
 func (c *claim) readLease(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease, err := c.opts.Claims.Get(ctx, ClaimName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -133,9 +132,9 @@ func (c *claim) readLease(ctx context.Context) (*coordinationv1.Lease, error) {
 	return lease, err
 }
 
-// observeLease returns the other Lease that has the claim, and the least time that the
-// claim still lasts. That time counts from when the claim was observed to change, on
-// the clock of this process.
+// observeLease returns the other Lease that holds the claim, if any, and the minimum time for
+// which the claim remains valid. This time counts from the last observed change of the
+// claim, on the clock of this process.
 func (c *claim) observeLease(lease *coordinationv1.Lease) (remaining time.Duration, rival string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +147,7 @@ func (c *claim) observeLease(lease *coordinationv1.Lease) (remaining time.Durati
 	return s.availableAt(c.term()) - now, rival
 }
 
-// writeLease renews the claim, creates it, or takes over one that has expired.
+// writeLease renews the claim, creates it, or takes over an expired claim.
 func (c *claim) writeLease(ctx context.Context, observed *coordinationv1.Lease) error {
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: ClaimName}}
 	if observed != nil {
@@ -173,11 +172,11 @@ func (c *claim) keepTerm(ctx context.Context) {
 		return
 	}
 	for c.leadership.isLeading() {
-		again := c.opts.Settings.Lease
+		interval := c.opts.Settings.Lease
 		if c.renewTerm(ctx) != nil {
-			again = c.opts.Settings.Retry
+			interval = c.opts.Settings.Retry
 		}
-		if c.lease.waitFor(ctx, nil, again) != nil {
+		if c.lease.waitFor(ctx, nil, interval) != nil {
 			return
 		}
 	}
@@ -189,9 +188,10 @@ func (c *claim) hasRival() bool {
 	return c.rival != ""
 }
 
-// setRival records which other Lease has the claim. It reports a rival once, if
-// that rival was observed to renew, and reports its end. Otherwise the claim may be
-// left over from a Drover that was removed, and only has to expire.
+// setRival records which other Lease holds the claim. It reports once that there is a
+// rival, and once that the rival is gone, but only if the rival was observed to renew the
+// claim. A claim that nobody renews may be left over from a removed Drover, and only has to
+// expire.
 func (c *claim) setRival(rival string) {
 	c.mu.Lock()
 	before, reported := c.rival, c.reported
@@ -205,8 +205,8 @@ func (c *claim) setRival(rival string) {
 	case now != reported && now == "":
 		c.opts.Log.Info("No other Drover leads in this cluster any more", "lease", c.opts.lease(), "other", reported)
 	case now != reported:
-		c.opts.Log.Error(errRival, "Two Drovers run in this cluster: this one does not act while the other one's claim lasts", "lease", c.opts.lease(), "other", rival)
-		c.opts.Conflict(fmt.Sprintf("two Drovers run in this cluster, by the Leases %s and %s: only the latter acts, until its claim has not been renewed for a while. Remove one, or give all replicas the same --lease-lock-namespace and --lease-lock-name", c.opts.lease(), rival))
+		c.opts.Log.Error(errRival, "Two Drovers run in this cluster: this Drover is inactive until the claim of the other Drover expires", "lease", c.opts.lease(), "other", rival)
+		c.opts.Conflict(fmt.Sprintf("two Drovers run in this cluster, with the Leases %s and %s: only the Drover with the Lease %[2]s is active, until its claim expires. Remove one of them, or give all replicas the same --lease-lock-namespace and --lease-lock-name", c.opts.lease(), rival))
 	case rival != before && rival != "":
 		c.opts.Log.Info("Waiting for the cluster's claim of another Drover to expire", "lease", c.opts.lease(), "other", rival)
 	}
@@ -218,6 +218,6 @@ func (c *claim) reportForbidden(err error) {
 	c.forbidden = true
 	c.mu.Unlock()
 	if !reported {
-		c.opts.Log.Error(err, "A second Drover in this cluster would not be noticed: the controller may not write the cluster's claim, so apply its RBAC again", "claim", metav1.NamespaceSystem+"/"+ClaimName)
+		c.opts.Log.Error(err, "The controller is not permitted to write the cluster's claim, so it cannot detect a second Drover: apply the controller's RBAC again", "claim", metav1.NamespaceSystem+"/"+ClaimName)
 	}
 }

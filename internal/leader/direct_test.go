@@ -107,7 +107,7 @@ func (d *directLock) wantPending(ended <-chan error) {
 	}
 }
 
-// wantEnd checks that a call has ended with an error that contains a text, or with none.
+// wantEnd checks that a call has ended with an error that contains text, or without an error if text is empty.
 func (d *directLock) wantEnd(ended <-chan error, text string) {
 	d.t.Helper()
 	synctest.Wait()
@@ -221,8 +221,8 @@ func TestReleaseOfALostLease(t *testing.T) {
 	})
 }
 
-// TestFailedAcquisition checks that a replica whose request fails otherwise than by a lost race
-// returns the error, and does not lead.
+// TestFailedAcquisition checks that a replica returns the error and does not lead if its request
+// fails for another reason than a lost race.
 func TestFailedAcquisition(t *testing.T) {
 	t.Parallel()
 	fail := func(verb string, answer error) func(*directLock) {
@@ -499,8 +499,8 @@ func TestStandingByIsLogged(t *testing.T) {
 	})
 }
 
-// TestObservedTerms checks how long a holder is waited for that wrote no duration, or one that
-// no Drover writes.
+// TestObservedTerms checks how long a replica waits for a holder whose Lease lacks a duration, or has
+// one that differs from the durations that Drover writes.
 func TestObservedTerms(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

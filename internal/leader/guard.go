@@ -19,11 +19,11 @@ var (
 	ErrReleasing  = errors.New("this process is about to release the Lease")
 )
 
-// checkPeriod is how often the guard compares clocks while calls run. Timers stop
-// while the host is suspended, and the clock that the guard reads does not.
+// checkPeriod is how often the guard checks whether it has lapsed while calls run. One
+// timer would not do: timers stop while the host is suspended, and the guard's term does not.
 const checkPeriod = time.Second
 
-// Guard is the right to act. A call that changes something on an engine must Enter
+// Guard is the right to act. A call that changes something on an engine must call Enter
 // first. The Lock opens the guard, extends it with each renewal and closes it.
 type Guard struct {
 	clock clock.WithDelayedExecution
@@ -31,7 +31,7 @@ type Guard struct {
 
 	mu             sync.Mutex
 	alwaysOpen     bool
-	closed         error // the reason; nil while open
+	closed         error // why the guard is closed; nil while it is open
 	epoch          uint64
 	validUntil     time.Duration
 	renewed        time.Duration
@@ -60,10 +60,9 @@ func (g *Guard) Epoch() uint64 {
 	return g.epoch
 }
 
-// Enter begins a call. It fails when the guard is closed or about to lapse. The
-// returned context ends when the guard lapses or is revoked, which package fencing turns
-// into driver.ErrDeposed; a release lets calls finish. The caller must call leave when
-// the call ends.
+// Enter begins a call. It fails if the guard is closed or about to lapse. The returned context ends when
+// the guard lapses or is revoked. Package fencing then returns driver.ErrDeposed. A release lets calls
+// finish. The caller must call leave when the call ends.
 func (g *Guard) Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -88,8 +87,8 @@ func (g *Guard) admissionError() error {
 	return nil
 }
 
-// Check returns an error while this process is not certain to lead. It is enough
-// for a caller that only reports.
+// Check returns an error while this process is not certain to lead. It is enough for a
+// caller that only writes a status.
 func (g *Guard) Check() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -137,7 +136,7 @@ func (g *Guard) cancelCalls(cause error) {
 }
 
 // open admits calls under an epoch. sent is when the write that acquired the Lease was
-// sent.
+// sent, from which the term counts.
 func (g *Guard) open(epoch uint64, sent, term time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -156,7 +155,7 @@ func (g *Guard) extend(sent, term time.Duration) {
 	}
 }
 
-// closeForRelease refuses further calls and lets those in flight finish.
+// closeForRelease refuses further calls and lets the calls in flight finish.
 func (g *Guard) closeForRelease() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -165,7 +164,7 @@ func (g *Guard) closeForRelease() {
 	}
 }
 
-// revoke refuses further calls and cancels those in flight.
+// revoke refuses further calls and cancels the calls in flight.
 func (g *Guard) revoke(cause error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -173,7 +172,7 @@ func (g *Guard) revoke(cause error) {
 	g.cancelCalls(cause)
 }
 
-// InFlight returns the number of calls that have not left.
+// InFlight returns the number of calls that have not ended.
 func (g *Guard) InFlight() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

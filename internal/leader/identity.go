@@ -16,8 +16,8 @@ import (
 // namespaceFile is where a pod reads its namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Identity returns a name for this process that is unique. It begins with wanted,
-// else the pod's name, else the host's name.
+// Identity returns a unique name for this process. The name begins with wanted, else
+// with the pod's name, else with the host's name.
 func Identity(wanted string) (string, error) {
 	name := cmp.Or(wanted, os.Getenv("POD_NAME"))
 	if name == "" {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// leadership is whether this process leads, why it can no longer lead, and the guard, which is open while it leads. It
-// begins and ends once. Its lock may be taken while that of the view is held, never the other way round.
+// leadership knows whether this process leads, and why it can no longer lead. Its guard is open while the process leads.
+// A leadership begins and ends only once. mu may be locked while view.mu is, never the other way round.
 type leadership struct {
 	opts    *Options
 	guard   *Guard
@@ -22,7 +22,7 @@ type leadership struct {
 	mu       sync.Mutex
 	leading  bool
 	endCause error
-	tryErr   error // of the last try to acquire or renew the Lease; nil if it succeeded
+	tryErr   error // the error of the last try to acquire or renew the Lease; nil after a success
 }
 
 // currentState reports whether this process leads. It fails if the process can no longer lead.
@@ -37,7 +37,7 @@ func (l *leadership) isLeading() bool {
 	return leading
 }
 
-// checkHealth returns an error for a leader that can no longer renew.
+// checkHealth returns an error if this process led and can no longer renew the Lease.
 func (l *leadership) checkHealth() error {
 	leading, endCause := l.currentState()
 	switch {
@@ -49,7 +49,7 @@ func (l *leadership) checkHealth() error {
 	return nil
 }
 
-// begin records that this process leads, and opens the guard from the moment of sending.
+// begin records that this process leads, and opens the guard. The guard's term counts from sent.
 func (l *leadership) begin(epoch uint64, sent time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,7 +58,8 @@ func (l *leadership) begin(epoch uint64, sent time.Duration) {
 	l.guard.open(epoch, sent, l.opts.Settings.guardTerm())
 }
 
-// followHolder ends the leadership of a leader that no longer holds the Lease, after each observation.
+// followHolder is called after each observation of the Lease. It ends the leadership if this process no longer holds
+// the Lease.
 func (l *leadership) followHolder(before string, observed *observedLease) {
 	switch holder := observed.holder(); {
 	case holder == l.opts.Identity:
@@ -67,14 +68,14 @@ func (l *leadership) followHolder(before string, observed *observedLease) {
 			l.opts.Log.Info("Standing by: another replica leads", "lease", l.opts.lease(), "leader", holder)
 		}
 	case observed.lease == nil:
-		l.lose(errors.New("it was deleted"))
+		l.endAsLost(errors.New("it was deleted"))
 	default:
-		l.lose(fmt.Errorf("its holder is %q", holder))
+		l.endAsLost(fmt.Errorf("its holder is %q", holder))
 	}
 }
 
-// lose ends leadership because the Lease, or the right to it, was lost.
-func (l *leadership) lose(cause error) {
+// endAsLost ends leadership because the Lease, or the right to it, was lost.
+func (l *leadership) endAsLost(cause error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.leading {
@@ -86,8 +87,8 @@ func (l *leadership) lose(cause error) {
 	close(l.lost)
 }
 
-// endForRelease ends leadership before a release is sent, so that the release is not treated as a loss. It cannot be
-// undone.
+// endForRelease ends leadership before a release is sent, so that the release does not look like a loss. Leadership
+// cannot begin again.
 func (l *leadership) endForRelease() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,24 +97,24 @@ func (l *leadership) endForRelease() {
 	}
 }
 
-// lastTry returns the error of the last try to acquire or renew the Lease, or nil if it succeeded.
-func (l *leadership) lastTry() error {
+// lastTryError returns the error of the last try to acquire or renew the Lease, or nil after a success.
+func (l *leadership) lastTryError() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.tryErr
 }
 
-// recordTry records the error of a try to acquire or renew the Lease, and logs the first one after a
-// success. A try that a stop has ended says nothing about the API server. A try that the renew deadline
-// has ended says less than the one before it.
+// recordTry records the error of a try to acquire or renew the Lease, and logs the first error after a
+// success. It ignores a try that was cancelled because the process stops, which says nothing about the API
+// server. An error at the renew deadline does not replace the earlier error, which says more.
 func (l *leadership) recordTry(err error) {
-	isNamed := errors.Is(err, errNoAnswer)
-	if errors.Is(err, context.Canceled) && !isNamed {
+	isTimeout := errors.Is(err, errNoAnswer)
+	if errors.Is(err, context.Canceled) && !isTimeout {
 		return
 	}
 	l.mu.Lock()
 	isFirst, leading := err != nil && l.tryErr == nil, l.leading
-	if isFirst || isNamed || !errors.Is(err, context.DeadlineExceeded) {
+	if isFirst || isTimeout || !errors.Is(err, context.DeadlineExceeded) {
 		l.tryErr = err
 	}
 	l.mu.Unlock()

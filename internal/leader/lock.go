@@ -40,12 +40,12 @@ type Options struct {
 	Boot func() time.Duration
 	Log  logr.Logger
 	// HolderGone reports whether a holder has certainly ended, so that its Lease
-	// need not expire first. If nil, it is always false.
+	// need not expire first. If nil, no holder counts as gone.
 	HolderGone func(holder string) bool
-	// Warm returns when this process could act at once. Until then it does not
-	// compete for the Lease. If nil, the process is always warm.
+	// Warm returns when this process could act at once as the leader. Until then the
+	// process does not compete for the Lease. If nil, the process is always warm.
 	Warm func(ctx context.Context) error
-	// Claims are the Leases of namespace kube-system, which has the cluster's
+	// Claims are the Leases of namespace kube-system, which contains the cluster's
 	// claim. If nil, the Lock leads without a claim.
 	Claims Leases
 	// Conflict, if not nil, is called once for each other Drover that leads in this
@@ -56,7 +56,7 @@ type Options struct {
 // lease returns the namespace and name of the Lease.
 func (o *Options) lease() string { return o.Namespace + "/" + o.Name }
 
-// ErrLost is wrapped by an error of Lock.Err if the Lease was lost.
+// ErrLost means that the Lease was lost. Lock.Err wraps it.
 var ErrLost = errors.New("the Lease was lost")
 
 // Lock is the Lease as client-go's elector sees it. It leads at most once: a
@@ -94,16 +94,16 @@ func (l *Lock) Guard() *Guard { return l.leadership.guard }
 // Lost returns a channel that is closed when this process has lost the Lease.
 func (l *Lock) Lost() <-chan struct{} { return l.leadership.lost }
 
-// Err returns the reason, once Lost is closed.
+// Err returns why the leadership has ended, once Lost is closed.
 func (l *Lock) Err() error {
 	_, endCause := l.leadership.currentState()
 	return endCause
 }
 
-// TryErr returns the error of the last try to acquire or renew the Lease, or nil if it succeeded.
-func (l *Lock) TryErr() error { return l.leadership.lastTry() }
+// TryErr returns the error of the last try to acquire or renew the Lease, or nil after a success.
+func (l *Lock) TryErr() error { return l.leadership.lastTryError() }
 
-// Healthy returns an error for a leader that can no longer renew.
+// Healthy returns an error if this process led and can no longer renew the Lease.
 func (l *Lock) Healthy() error { return l.leadership.checkHealth() }
 
 // Confirm reads the Lease live and reports whether this process still leads. If it
@@ -121,12 +121,12 @@ func (l *Lock) Identity() string { return l.opts.Identity }
 // Describe implements resourcelock.Interface.
 func (l *Lock) Describe() string { return l.opts.lease() }
 
-// RecordEvent implements resourcelock.Interface. It does nothing: the log and the
-// metrics report.
+// RecordEvent implements resourcelock.Interface. It does nothing, since the log and the
+// metrics report all changes.
 func (l *Lock) RecordEvent(string) {}
 
-// Get reads the Lease. For a replica that does not lead, it returns once the Lease
-// is available, and shows it without a holder or as not found.
+// Get implements resourcelock.Interface. For a replica that does not lead, it returns
+// only when the Lease is available, and returns it without a holder or as not found.
 func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	leading, err := l.leadership.currentState()
 	if err == nil && !leading {
@@ -160,7 +160,7 @@ func (l *Lock) Create(ctx context.Context, _ resourcelock.LeaderElectionRecord) 
 }
 
 // Update renews, acquires or, for a record without a holder, releases the Lease. It
-// writes the present times, since the elector's are from before it waited.
+// writes the present time: the times of the elector are from before Get waited.
 func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	leading, err := l.leadership.currentState()
 	switch {
@@ -179,10 +179,10 @@ func (l *Lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return err
 }
 
-// acquireLease acquires the Lease, and goes back to waiting if another process was faster.
+// acquireLease acquires the Lease, and waits again whenever another process was faster.
 func (l *Lock) acquireLease(ctx context.Context) error {
 	for {
-		if err := l.claim.awaitRight(ctx); err != nil {
+		if err := l.claim.awaitPermission(ctx); err != nil {
 			return err
 		}
 		err := l.tryAcquire(ctx)
@@ -198,7 +198,7 @@ func (l *Lock) acquireLease(ctx context.Context) error {
 	}
 }
 
-// tryAcquire writes this process as the holder of a Lease that is available.
+// tryAcquire writes this process as the holder if the Lease is available.
 func (l *Lock) tryAcquire(ctx context.Context) error {
 	l.lease.mu.Lock()
 	observed, wait := l.lease.observed, l.lease.untilAvailable()
@@ -210,7 +210,7 @@ func (l *Lock) tryAcquire(ctx context.Context) error {
 	transitions := int32(0)
 	if observed.lease != nil {
 		next, transitions = observed.lease.DeepCopy(), observed.transitions()
-		if observed.holder() != l.opts.Identity { // else the Lease was acquired already, and the response was lost
+		if observed.holder() != l.opts.Identity { // otherwise an earlier try succeeded, and its response was lost
 			transitions++
 		}
 	}
@@ -234,12 +234,12 @@ func (l *Lock) becomeLeader(answer *coordinationv1.Lease, epoch uint64, sent tim
 	l.opts.Log.Info("Became leader", "lease", l.Describe(), "identity", l.opts.Identity, "epoch", epoch)
 	update := l.lease.updateWith(answer, epoch)
 	l.lease.recordObservation(func(s *observedLease, now time.Duration) bool {
-		l.leadership.begin(epoch, sent) // with the lock of the view: an older observation must not end what has just begun
-		return update(s, now)           // which may show that the Lease was lost already
+		l.leadership.begin(epoch, sent) // under view.mu, so that no older observation ends the new leadership
+		return update(s, now)           // the view may already know of a newer holder
 	})
 }
 
-// renewLease renews the Lease, and extends the guard from the moment of sending.
+// renewLease renews the Lease, and extends the guard, whose term counts from when the renewal was sent.
 func (l *Lock) renewLease(ctx context.Context) error {
 	if err := l.claim.refreshTerm(ctx); err != nil {
 		return err
@@ -272,13 +272,13 @@ func (l *Lock) ownLease() (*coordinationv1.Lease, error) {
 	return l.lease.observed.lease.DeepCopy(), nil
 }
 
-// releaseTries bounds how often a release is sent. A try can meet a renewal under
-// way, or its answer can be lost.
+// releaseTries bounds how often a release is sent. A try can conflict with a renewal
+// under way, or its answer can be lost.
 const releaseTries = 3
 
-// releaseLease clears the holder, so that another process can acquire the Lease at once. It
-// does so only if no call is in flight and the Lease, as last read, is this process's.
-// The release of client-go can clear a successor's.
+// releaseLease clears the holder of the Lease, so that another process can acquire the Lease
+// at once. It does so only if no call is in flight, and if this process holds the Lease as last
+// read. The release of client-go could clear a successor as the holder.
 func (l *Lock) releaseLease(ctx context.Context) error {
 	l.leadership.guard.closeForRelease()
 	if n := l.leadership.guard.InFlight(); n > 0 {

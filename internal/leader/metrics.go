@@ -9,8 +9,8 @@ var (
 	leaderDesc      = prometheus.NewDesc("drover_leader", "1 on the replica that leads, 0 on the others.", nil, nil)
 	transitionsDesc = prometheus.NewDesc("drover_leader_transitions", "How often the Lease has changed its holder, as counted in the Lease.", nil, nil)
 	renewalDesc     = prometheus.NewDesc("drover_leader_renewal_age_seconds", "Time since the leader sent its last renewal that succeeded; only on the leader.", nil, nil)
-	refusalsDesc    = prometheus.NewDesc("drover_guard_refusals_total", "Calls to engines that were not let through because the Lease was not certain to be held.", nil, nil)
-	conflictDesc    = prometheus.NewDesc("drover_leader_conflict", "1 while another Drover in this cluster has the claim to lead, so that this one does not act.", nil, nil)
+	refusalsDesc    = prometheus.NewDesc("drover_guard_refusals_total", "Calls to engines that were refused because the Lease was not certain to be held.", nil, nil)
+	conflictDesc    = prometheus.NewDesc("drover_leader_conflict", "1 while another Drover in this cluster has the claim to lead, so that this Drover does not act.", nil, nil)
 )
 
 // collector is a separate type because Lock.Describe belongs to the elector's

@@ -17,7 +17,7 @@ type observedLease struct {
 	known bool
 	// version is the newest resourceVersion observed.
 	version uint64
-	// lease is nil if there is none.
+	// lease is the Lease, nil if it does not exist.
 	lease *coordinationv1.Lease
 	// changedAt is when the spec was last observed to have changed.
 	changedAt time.Duration
@@ -28,8 +28,8 @@ type observedLease struct {
 	deletedUntil time.Duration
 }
 
-// updateIfNewer records what a watch or an answer showed, unless it is not newer than
-// what is known.
+// updateIfNewer records a Lease from a watch or from an answer, if its version is newer
+// than the known version.
 func (s *observedLease) updateIfNewer(lease *coordinationv1.Lease, version uint64, now time.Duration, leaseDuration time.Duration) bool {
 	if s.known && version <= s.version {
 		return false
@@ -38,10 +38,9 @@ func (s *observedLease) updateIfNewer(lease *coordinationv1.Lease, version uint6
 	return true
 }
 
-// updateLive records the answer of a live read. before is the newest version known when
-// the read was sent. The answer counts even if its version is lower, as after a
-// cluster was restored from a backup. It does not count if something else was observed
-// while the read was under way.
+// updateLive records the answer of a live read. before is the newest version that was known when the
+// read was sent. The answer counts even if its version is lower, as after a cluster was restored from a
+// backup. It does not count if a watch or another answer has shown a newer version since.
 func (s *observedLease) updateLive(lease *coordinationv1.Lease, version, before uint64, now time.Duration, leaseDuration time.Duration) bool {
 	if s.known && s.version != before && version <= s.version {
 		return false
@@ -57,17 +56,16 @@ func (s *observedLease) updateFrom(lease *coordinationv1.Lease, version uint64, 
 	s.updateRenewal(lease, now)
 	switch {
 	case lease == nil && s.holder() != "":
-		s.deletedUntil = now + s.holderTerm(leaseDuration) // it may have been renewed unobserved
+		s.deletedUntil = now + s.holderTerm(leaseDuration) // the holder may have renewed the Lease just before
 	case lease != nil && (s.lease == nil || lease.UID != s.lease.UID || !equality.Semantic.DeepEqual(lease.Spec, s.lease.Spec)):
 		s.changedAt = now
 	}
 	s.known, s.lease, s.version = true, lease, version
 }
 
-// updateRenewal records that a holder is active, as its renewal shows. Acquiring or
-// releasing the Lease does not show that. A holder may acquire it directly after
-// another leader without renewing anything, and one that releases may have been
-// suspended before.
+// updateRenewal records that a holder is active, if lease shows a renewal. Acquiring or releasing the
+// Lease does not show this: a holder may acquire the Lease directly after another leader without
+// renewing the claim, and a holder that releases the Lease may have been suspended before.
 func (s *observedLease) updateRenewal(lease *coordinationv1.Lease, now time.Duration) {
 	if s.holder() == "" || s.holder() != holderOf(lease) || lease.UID != s.lease.UID {
 		return
@@ -87,9 +85,9 @@ func holderOf(lease *coordinationv1.Lease) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// holderTerm returns how long the holder may rely on the Lease. It is the duration that
-// the holder wrote but at least leaseDuration, since that may have been shortened by
-// hand. It is at most maxTerm.
+// holderTerm returns how long the holder may rely on the Lease after a renewal: the
+// duration in the Lease, but at least leaseDuration, since someone may have shortened the
+// duration by hand, and at most maxTerm.
 func (s *observedLease) holderTerm(leaseDuration time.Duration) time.Duration {
 	if s.lease == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return leaseDuration
@@ -104,8 +102,8 @@ func (s *observedLease) transitions() int32 {
 	return *s.lease.Spec.LeaseTransitions
 }
 
-// availableAt returns when a process that is not the holder can acquire the Lease, 0
-// for at once.
+// availableAt returns when a process that is not the holder can acquire the Lease, or 0
+// if it can acquire the Lease at once.
 func (s *observedLease) availableAt(leaseDuration time.Duration) time.Duration {
 	if s.holder() == "" {
 		return s.deletedUntil

@@ -26,15 +26,15 @@ func TestSettings(t *testing.T) {
 		"the tutorials": {with(60*time.Second, 15*time.Second, 5*time.Second), ""},
 		"too tight": {
 			with(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
-			"<= lease does not hold: 500ms + 200ms + 2.9s + 200ms is more than 3s",
+			"must be at most the lease: 500ms + 200ms + 2.9s + 200ms is more than 3s",
 		},
 		"a second too long":      {with(15*time.Second, 12*time.Second, 2*time.Second), "is more than 15s"},
-		"not whole seconds":      {with(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
+		"not whole seconds":      {with(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be a whole number of seconds"},
 		"the longest":            {with(time.Hour, 10*time.Second, 2*time.Second), ""},
 		"longer":                 {with(time.Hour+time.Second, 10*time.Second, 2*time.Second), "the lease is 1h0m1s: it must be at most 1h0m0s"},
 		"no lease":               {with(0, 10*time.Second, 2*time.Second), "the lease is 0s"},
 		"no retries":             {with(15*time.Second, 10*time.Second, 0), "the retry period is 0s"},
-		"renewed less than once": {with(60*time.Second, 10*time.Second, 9*time.Second), "renew deadline > 1.2 x retry period does not hold"},
+		"renewed less than once": {with(60*time.Second, 10*time.Second, 9*time.Second), "the renew deadline must be more than 1.2 x the retry period: 10s is not more than 1.2 x 9s"},
 		"3 s lease":              {with(3*time.Second, 1500*time.Millisecond, 250*time.Millisecond), ""},
 		"guard shut in between":  {with(3*time.Second, time.Second, 700*time.Millisecond), "700ms + 200ms + 2s + 200ms is more than 3s"},
 	} {

@@ -17,10 +17,10 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// view is the Lease as one replica sees it, by a watch and by live reads, and writes it.
+// view is the Lease as one replica sees it, by a watch and by live reads. It also writes the Lease.
 type view struct {
 	opts *Options
-	// onObserved is called after each observation, with mu locked. before was the holder.
+	// onObserved is called after each observation, with mu locked. before is the previous holder.
 	onObserved func(before string, observed *observedLease)
 
 	mu       sync.Mutex
@@ -65,17 +65,15 @@ func (v *view) recordObservation(update func(s *observedLease, now time.Duration
 	v.onObserved(before, &v.observed)
 }
 
-// updateWith returns a function that records a Lease if it is newer than what was
-// observed.
+// updateWith returns a function that records a Lease if its version is newer than the known version.
 func (v *view) updateWith(lease *coordinationv1.Lease, version uint64) func(*observedLease, time.Duration) bool {
 	return func(s *observedLease, now time.Duration) bool {
 		return s.updateIfNewer(lease, version, now, v.opts.Settings.Lease)
 	}
 }
 
-// writeLease creates or updates the Lease. Once the request is sent, it waits for the
-// answer even if ctx ends: a process that is stopping must know whether it has the
-// Lease, in order to release it.
+// writeLease creates or updates the Lease. It waits for the answer even if ctx ends: a
+// process that is stopping must know whether it has the Lease, in order to release it.
 func (v *view) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coordinationv1.Lease, uint64, error) {
 	ctx, cancel := withTimeout(context.WithoutCancel(ctx), v.opts.Settings.RequestTimeout())
 	defer cancel()
@@ -83,7 +81,7 @@ func (v *view) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coo
 	var err error
 	if next.ResourceVersion == "" {
 		answer, err = v.opts.Leases.Create(ctx, next, metav1.CreateOptions{})
-		if apierrors.IsNotFound(err) { // the namespace is missing: this is not a lost race
+		if apierrors.IsNotFound(err) { // the namespace is missing: hide the reason, which callers take for a lost race
 			err = fmt.Errorf("create the Lease %s: %w", v.opts.lease(), errors.New(err.Error()))
 		}
 	} else {
@@ -96,7 +94,7 @@ func (v *view) writeLease(ctx context.Context, next *coordinationv1.Lease) (*coo
 	return answer, version, err
 }
 
-// errNoAnswer means that a request about the Lease or the claim took longer than one may.
+// errNoAnswer means that a request about the Lease or the claim took longer than allowed.
 var errNoAnswer = errors.New("the API server did not answer")
 
 // withTimeout bounds requests about the Lease or the claim.
@@ -104,17 +102,16 @@ func withTimeout(ctx context.Context, d time.Duration) (context.Context, context
 	return context.WithTimeoutCause(ctx, d, fmt.Errorf("%w within %s", errNoAnswer, d))
 }
 
-// nameTimeout adds to the error of a request how long it was allowed to take, if that ended it.
+// nameTimeout adds the timeout of withTimeout to the error of a request, if this timeout ended the request.
 func nameTimeout(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, errNoAnswer) && !errors.Is(err, errNoAnswer) { // a HTTP client names the cause
+	if cause := context.Cause(ctx); errors.Is(cause, errNoAnswer) && !errors.Is(err, errNoAnswer) { // an HTTP client has already added it
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
 }
 
-// electionRecord returns the Lease as last read. The raw form is the whole spec:
-// the one of client-go truncates times to seconds, so a renewal could look as if
-// nothing had changed.
+// electionRecord returns the Lease as last read. The raw form is the whole spec as JSON, since the raw
+// form of client-go truncates times to seconds, so that a renewal could look as if nothing had changed.
 func (v *view) electionRecord(leading bool) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -139,7 +136,7 @@ func (v *view) isHolder() bool {
 }
 
 // hasRecentRenewal reports whether another replica was observed to renew this Lease so
-// recently that the claim cannot have expired.
+// recently that the claim (claimTerms) cannot have expired.
 func (v *view) hasRecentRenewal() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -147,7 +144,7 @@ func (v *view) hasRecentRenewal() bool {
 }
 
 // awaitAvailable returns when the Lease is available: nobody holds it, or it has expired
-// and a live read has just confirmed that it was not renewed.
+// and a live read has just confirmed that nobody renewed it.
 func (v *view) awaitAvailable(ctx context.Context) error {
 	for {
 		if err := v.awaitObservedAvailable(ctx); err != nil {
@@ -190,8 +187,7 @@ func (v *view) awaitObservedAvailable(ctx context.Context) error {
 	}
 }
 
-// untilAvailable returns the time until the Lease is available. The caller holds the
-// lock.
+// untilAvailable returns the time until the Lease is available. The caller holds mu.
 func (v *view) untilAvailable() time.Duration {
 	if holder := v.observed.holder(); holder != "" && (holder == v.opts.Identity || v.opts.HolderGone(holder)) {
 		return 0
@@ -199,12 +195,12 @@ func (v *view) untilAvailable() time.Duration {
 	return v.observed.availableAt(v.opts.Settings.Lease) - v.opts.Boot()
 }
 
-// waitFor waits for d. It returns early when early is readable or ctx ends.
-func (v *view) waitFor(ctx context.Context, early <-chan struct{}, d time.Duration) error {
+// waitFor waits for d, or until wake is closed, and returns nil. It returns an error when ctx ends.
+func (v *view) waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) error {
 	timer := v.opts.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-early:
+	case <-wake:
 	case <-timer.C():
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -23,8 +23,8 @@ const (
 	watchTimeoutSeconds = 300
 )
 
-// errSilent means that no event came in a Lease duration. A Lease that is held
-// changes more often, so the connection may be dead.
+// errSilent means that no event came within a Lease duration. A held Lease changes more
+// often, so the connection may be dead.
 var errSilent = errors.New("no event came for as long as a Lease lasts: its holder has ended, or the connection is dead")
 
 // Watch follows the Lease until ctx ends. It must run while this process may lead,
@@ -41,7 +41,7 @@ func (l *Lock) Watch(ctx context.Context) {
 		if lasted > l.opts.Settings.Retry {
 			pause = rewatchDelay
 		}
-		if lasted > l.opts.Settings.Lease { // shorter ones may have failed slowly
+		if lasted > l.opts.Settings.Lease { // a shorter watch may be one that failed slowly
 			reported = false
 		}
 		if err != nil && ctx.Err() == nil && !reported {
@@ -126,7 +126,7 @@ func (v *view) observeEvent(e watch.Event) error {
 		return fmt.Errorf("the watch of the Lease sent a %T", e.Object)
 	}
 	if lease.Name != v.opts.Name {
-		return errors.New("the watch of the Lease sent another one")
+		return errors.New("the watch of the Lease sent another Lease")
 	}
 	version, err := versionOf(lease)
 	if err != nil {

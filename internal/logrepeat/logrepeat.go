@@ -1,8 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package logrepeat keeps a log readable while something fails again and again: it logs the same error once in ten
-// minutes. client-go logs each try to renew a Lease, every 2 s, and each try to list objects. Start with New.
+// Package logrepeat keeps a log readable while an operation fails again and again: it logs the same error only once in
+// ten minutes. client-go logs each failed try to renew a Lease, every 2 s, and each failed try to list objects. Start
+// with New.
 package logrepeat
 
 import (
@@ -18,33 +19,33 @@ import (
 const (
 	// period is how long an error is not logged again.
 	period = 10 * time.Minute
-	// maxErrors bounds how many errors are remembered. All are forgotten when there are more.
+	// maxErrors bounds how many errors are remembered. If there are more, all are forgotten.
 	maxErrors = 200
 )
 
-// New returns a logger that drops an error which was logged within the last ten minutes with the same text and
-// values. The next one that is logged says how often it was dropped.
+// New returns a logger that drops an error if the same error was logged within the last ten minutes, with the same text
+// and values. When it logs the error again, it adds how often it has dropped the error.
 func New(log logr.Logger, c clock.PassiveClock) logr.Logger {
 	return log.WithSink(&sink{LogSink: log.GetSink(), recent: &recentErrors{clock: c, known: map[string]*occurrence{}}})
 }
 
 type sink struct {
 	logr.LogSink
-	// context is the logger's names and values.
+	// context has the names and values of the logger.
 	context string
 	recent  *recentErrors
 }
 
 // Error implements logr.LogSink.
 func (s *sink) Error(err error, msg string, keysAndValues ...any) {
-	isRepeated, dropped := s.recent.noteError(fmt.Sprint(s.context, msg, err, keysAndValues))
+	isRepeated, dropped := s.recent.recordError(fmt.Sprint(s.context, msg, err, keysAndValues))
 	if isRepeated {
 		return
 	}
 	if dropped > 0 {
 		keysAndValues = append(slices.Clip(keysAndValues), "repeated", dropped)
 	}
-	s.WithCallDepth(1).(*sink).LogSink.Error(err, msg, keysAndValues...) //nolint:forcetypeassert // it returns one
+	s.WithCallDepth(1).(*sink).LogSink.Error(err, msg, keysAndValues...) //nolint:forcetypeassert // WithCallDepth returns a *sink
 }
 
 // WithValues implements logr.LogSink.
@@ -57,7 +58,7 @@ func (s *sink) WithName(name string) logr.LogSink {
 	return &sink{s.LogSink.WithName(name), s.context + name, s.recent}
 }
 
-// WithCallDepth implements logr.CallDepthLogSink, so that lines name the file that logs.
+// WithCallDepth implements logr.CallDepthLogSink, so that log lines name the file of the caller.
 func (s *sink) WithCallDepth(depth int) logr.LogSink {
 	if deeper, ok := s.LogSink.(logr.CallDepthLogSink); ok {
 		return &sink{deeper.WithCallDepth(depth), s.context, s.recent}
@@ -65,7 +66,7 @@ func (s *sink) WithCallDepth(depth int) logr.LogSink {
 	return s
 }
 
-// recentErrors are the errors that were logged lately.
+// recentErrors has the errors that were logged lately, keyed by their texts.
 type recentErrors struct {
 	clock clock.PassiveClock
 	mu    sync.Mutex
@@ -77,8 +78,9 @@ type occurrence struct {
 	dropped int
 }
 
-// noteError reports whether an error was logged lately, else how often it was dropped since it was logged last.
-func (r *recentErrors) noteError(text string) (isRepeated bool, dropped int) {
+// recordError reports whether an error was logged within period. If not, it returns how often the error was dropped
+// since it was last logged.
+func (r *recentErrors) recordError(text string) (isRepeated bool, dropped int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now, known := r.clock.Now(), r.known[text]

@@ -73,7 +73,7 @@ func TestBoundOfErrors(t *testing.T) {
 	t.Parallel()
 	recent := &recentErrors{clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0)), known: map[string]*occurrence{}}
 	for n := range 10 * maxErrors {
-		recent.noteError(strconv.Itoa(n))
+		recent.recordError(strconv.Itoa(n))
 	}
 	assert.True(t, len(recent.known) <= maxErrors, "%d errors are remembered, want at most %d", len(recent.known), maxErrors)
 }

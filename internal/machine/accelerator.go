@@ -24,7 +24,7 @@ import (
 
 // Accelerators.
 const (
-	// AccelAuto means KVM where a guest really runs under it, else TCG.
+	// AccelAuto means KVM if a probe guest runs under it, else TCG.
 	AccelAuto = "auto"
 	// AccelKVM means the virtualisation of the processor.
 	AccelKVM = launch.AccelKVM
@@ -33,36 +33,36 @@ const (
 )
 
 const (
-	// probeWithin is how long a guest that does next to nothing may take. Under nested KVM
-	// it may hang, or take many seconds.
+	// probeWithin is how long the probe guest may take. Under nested KVM it may hang, or take
+	// many seconds.
 	probeWithin = 3 * time.Second
-	// openAgain is when a KVM device that could not be opened is tried again, since a module
-	// may be loaded and a group joined while Drover runs.
+	// openAgain is the time until the next attempt to open the KVM device, since a module may
+	// be loaded, or a group joined, while Drover runs.
 	openAgain = time.Minute
-	// slowAgain is when a guest that did not run in time is tried again, and slowProbes how
-	// often: the host may have been busy, as after a boot.
+	// slowAgain is the time until the next probe after one that was too slow, up to slowProbes
+	// times: the host may be busy, such as after a boot.
 	slowAgain  = 5 * time.Minute
 	slowProbes = 3
 )
 
-// Accelerator chooses what guests run on. It chooses once in a program's life, except when
-// the device cannot be opened or a probe is slow.
+// Accelerator chooses KVM or TCG. It chooses once in a program's life, and again only if the
+// device cannot be opened or a probe is slow.
 type Accelerator struct {
 	requested string
 	program   *Program
 	clock     clock.PassiveClock
 	log       logr.Logger
-	// Device is the KVM device, and probeWithin how long a guest may take under it.
+	// Device is the path of the KVM device.
 	Device      string
 	probeWithin time.Duration
 
-	mu      sync.Mutex
-	chosen  string
-	retryAt time.Time // when to choose again; zero for never
-	slow    int       // probes that did not end in time
+	mu        sync.Mutex
+	chosen    string
+	retryAt   time.Time // when to choose again; zero for never
+	slowCount int       // probes that did not end in time
 }
 
-// NewAccelerator returns a chooser for a QEMU. requested is AccelAuto, AccelKVM or
+// NewAccelerator returns an Accelerator for a QEMU. requested is AccelAuto, AccelKVM or
 // AccelTCG.
 func NewAccelerator(requested string, program *Program, c clock.PassiveClock, log logr.Logger) *Accelerator {
 	return &Accelerator{
@@ -86,9 +86,9 @@ func (a *Accelerator) Choose(ctx context.Context) (string, error) {
 		a.retryAt = a.clock.Now().Add(openAgain)
 		return a.chosen, nil
 	}
-	disk, err := makeProbe()
-	if err != nil { // which says nothing about KVM
-		return "", fmt.Errorf("making the guest that is to show whether KVM works: %w", err)
+	disk, err := makeProbeDisk()
+	if err != nil { // not a verdict on KVM
+		return "", fmt.Errorf("making the disk of the guest that probes KVM: %w", err)
 	}
 	err = a.runProbe(ctx, disk)
 	if ctx.Err() != nil {
@@ -98,14 +98,14 @@ func (a *Accelerator) Choose(ctx context.Context) (string, error) {
 		return "", err
 	}
 	a.setChosen(err)
-	if errors.Is(err, context.DeadlineExceeded) && a.slow < slowProbes {
-		a.slow++
+	if errors.Is(err, context.DeadlineExceeded) && a.slowCount < slowProbes {
+		a.slowCount++
 		a.retryAt = a.clock.Now().Add(slowAgain)
 	}
 	return a.chosen, nil
 }
 
-// setChosen chooses by the result of the probe's guest.
+// setChosen chooses KVM, or TCG if a probe failed with err.
 func (a *Accelerator) setChosen(err error) {
 	before := a.chosen
 	a.chosen, a.retryAt = AccelTCG, time.Time{}
@@ -115,56 +115,56 @@ func (a *Accelerator) setChosen(err error) {
 	switch {
 	case a.chosen == before:
 	case err == nil:
-		a.log.Info("Machines run under KVM: a guest did")
+		a.log.Info("Machines run under KVM, which a probe guest has confirmed")
 	default:
-		a.log.Info("Machines are emulated, which is slow: KVM does not do here", "cause", err.Error())
+		a.log.Info("Machines are emulated, which is slow: KVM is not usable here", "cause", err.Error())
 	}
 }
 
-// probeGuest is a boot sector, of hack/guest/probe.s: it goes where kernels go, to
-// 64-bit mode with paging, waits for 20 interrupts of the timer, which takes 70 ms,
-// and has QEMU exit with a code that nothing else gives.
+// probeGuest is the boot sector that hack/guest/probe.s makes. As kernels do, it enters
+// 64-bit mode with paging. It waits for 20 timer interrupts, which takes 70 ms, and makes
+// QEMU exit with probeCode, which QEMU gives for nothing else.
 //
 //go:embed probe.bin
 var probeGuest []byte
 
 const (
 	probeCode = 0x2a<<1 | 1
-	// probeSize is the size of a disk from which the BIOS boots.
+	// probeSize is enough for the BIOS to boot from the disk.
 	probeSize = 1 << 20
 )
 
-// makeProbe makes the disk of the probe's guest, in memory.
-func makeProbe() (*os.File, error) {
+// makeProbeDisk makes the disk of the probe guest, in memory.
+func makeProbeDisk() (*os.File, error) {
 	fd, err := unix.MemfdCreate("probe", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
-	made := os.NewFile(uintptr(fd), "probe")
-	defer func() { _ = made.Close() }()
+	disk := os.NewFile(uintptr(fd), "probe")
+	defer func() { _ = disk.Close() }()
 	content := make([]byte, probeSize)
 	copy(content, probeGuest)
-	if _, err := made.Write(content); err != nil {
+	if _, err := disk.Write(content); err != nil {
 		return nil, err
 	}
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // for reading alone
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // read-only
 }
 
-// Probe reports whether a guest runs under KVM. It changes nothing on the host, and chooses
-// nothing.
+// Probe fails unless a guest runs under KVM. It changes nothing on the host, and does not
+// affect Choose.
 func (a *Accelerator) Probe(ctx context.Context) error {
 	if err := a.program.Users.CheckDevice(a.Device); err != nil {
 		return err
 	}
-	disk, err := makeProbe()
+	disk, err := makeProbeDisk()
 	if err != nil {
 		return err
 	}
 	return a.runProbe(ctx, disk)
 }
 
-// runProbe runs a guest under KVM, confined as any other, and closes its disk. A device that
-// opens proves nothing: inside other machines guests may hang.
+// runProbe runs the probe guest under KVM, confined as any other guest, and closes its disk. To open
+// the device is not enough, since guests may hang under nested KVM.
 func (a *Accelerator) runProbe(ctx context.Context, disk *os.File) error {
 	defer func() { _ = disk.Close() }()
 	policy, err := a.program.confinement.Find(ctx, a.program.Log, a.program.Name)
@@ -189,7 +189,7 @@ func (a *Accelerator) runProbe(ctx context.Context, disk *os.File) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("a guest did not run within %v: %w", a.probeWithin, ctx.Err())
+		return fmt.Errorf("the probe guest did not finish under KVM within %v: %w", a.probeWithin, ctx.Err())
 	}
-	return fmt.Errorf("a guest did not run: %w: %.200s", err, bytes.TrimSpace(out.Bytes()))
+	return fmt.Errorf("the probe guest failed under KVM: %w: %.200s", err, bytes.TrimSpace(out.Bytes()))
 }

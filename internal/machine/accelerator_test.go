@@ -36,10 +36,10 @@ func TestAccelerator(t *testing.T) {
 		want   string
 		says   string
 	}{
-		"a guest runs":   {"exit 85", patient, AccelKVM, "a guest did"},
-		"a guest hangs":  {"exec sleep 60", time.Millisecond, AccelTCG, "a guest did not run within 1ms"},
+		"a guest runs":   {"exit 85", patient, AccelKVM, "a probe guest has confirmed"},
+		"a guest hangs":  {"exec sleep 60", time.Millisecond, AccelTCG, "the probe guest did not finish under KVM within 1ms"},
 		"QEMU refuses":   {"echo no KVM; exit 1", patient, AccelTCG, "no KVM"},
-		"it ends early":  {"exit 0", patient, AccelTCG, "a guest did not run"},
+		"it ends early":  {"exit 0", patient, AccelTCG, "the probe guest failed under KVM"},
 		"another answer": {"exit 3", patient, AccelTCG, "exit status 3"},
 	} {
 		t.Run(name, func(t *testing.T) {

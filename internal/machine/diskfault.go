@@ -12,14 +12,14 @@ import (
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
-// DiskFault is a disk error that pauses a guest: the event BLOCK_IO_ERROR. QEMU itself
-// keeps only whether a disk lacked room. It reports any other error once, to those who
-// listen at that time, and again when the guest is resumed but the disk still fails.
+// DiskFault is a disk error that pauses a guest: the event BLOCK_IO_ERROR. A later query of
+// QEMU tells only whether a disk lacked room. QEMU reports any other error once, in an event,
+// and again when the guest is resumed but the disk still fails.
 type DiskFault struct {
 	Node      string `json:"node-name"`
 	Operation string `json:"operation"` // read or write
 	Action    string `json:"action"`
-	Reason    string `json:"reason"` // errno's text
+	Reason    string `json:"reason"` // the text of errno
 }
 
 // DiskFaultOf returns the disk error that an event reports, if it pauses the guest.
@@ -34,8 +34,8 @@ func IsResume(event qmp.Event) bool { return event.Name == "RESUME" }
 // IsReset reports whether an event says that the machine boots again.
 func IsReset(event qmp.Event) bool { return event.Name == "RESET" }
 
-// FindDiskFault returns the error that a guest waits for; known is the one that was
-// reported, or none.
+// FindDiskFault returns the error that pauses a guest. known is the last reported error, which
+// may be empty.
 func FindDiskFault(ctx context.Context, c Executor, known DiskFault) DiskFault {
 	if lacksRoom(ctx, c) {
 		return DiskFault{Reason: syscall.ENOSPC.Error()}
@@ -59,8 +59,8 @@ func lacksRoom(ctx context.Context, c Executor) bool {
 	return false
 }
 
-// Explain returns the error that the guest waits for, of the kind ErrNoRoom or
-// ErrDiskFault. The guest continues with the failed request once that succeeds.
+// Explain returns an error of the kind ErrNoRoom or ErrDiskFault. The guest repeats the failed
+// request when it is resumed.
 func (f DiskFault) Explain() error {
 	const paused = "the guest was paused by an error of its disk"
 	where := paused

@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// openEndpoints opens the sockets and logs of QEMU. The caller calls closeAll, also when it
-// fails.
+// openEndpoints opens the sockets and logs of QEMU. The caller must call closeAll, even after
+// an error.
 func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, closeAll func(), err error) {
 	var files []*os.File
 	closeAll = func() {
@@ -44,7 +44,7 @@ func (m Machine) openEndpoints(runLock *os.File) (opened launch.Endpoints, close
 }
 
 // AddAgent makes the socket that leads to the guest's agent, and returns its descriptor in
-// QEMU. The caller holds the run lock: a QEMU that runs would lose its socket.
+// QEMU. The caller holds the run lock, since a running QEMU would lose its socket.
 func (m Machine) AddAgent(files *launch.Files) (fd int, err error) {
 	socket, err := m.Listen(AgentSocket)
 	if err != nil {
@@ -53,7 +53,7 @@ func (m Machine) AddAgent(files *launch.Files) (fd int, err error) {
 	return files.Add(socket), nil
 }
 
-// Listen makes a socket in the directory, in place of one that an earlier run has left.
+// Listen makes a listening socket in the directory. It replaces the socket of an earlier run.
 func (m Machine) Listen(socket string) (*os.File, error) {
 	if err := os.Remove(m.File(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -63,8 +63,8 @@ func (m Machine) Listen(socket string) (*os.File, error) {
 		return nil, fmt.Errorf("%s: %w", m.File(socket), err)
 	}
 	listener := os.NewFile(uintptr(fd), m.File(socket))
-	err = m.atSocket(socket, func(path string) error {
-		// The file gets the mode that the socket has by then.
+	err = m.withSocketPath(socket, func(path string) error {
+		// Bind creates the file with the mode that the socket has at that time.
 		return errors.Join(unix.Fchmod(fd, 0o600), unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, unix.SOMAXCONN))
 	})
 	if err != nil {

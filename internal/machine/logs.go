@@ -18,9 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// SetLogAside renames the log of QEMU's output: to OldLog after a run, and to
-// FailedLog after a start that failed, so that retries do not replace the log of the
-// previous run.
+// SetLogAside renames the log of QEMU's output. The suffix is OldLog after a run, and
+// FailedLog after a failed start, so that retries keep the log of the previous run.
 func (m Machine) SetLogAside(suffix string) error {
 	err := os.Rename(m.File(LogFile), m.File(LogFile+suffix))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -29,39 +28,38 @@ func (m Machine) SetLogAside(suffix string) error {
 	return err
 }
 
-// LastOutput returns the end of QEMU's output, in one line of at most so many bytes.
-// The output of the guest is in another file.
-func (m Machine) LastOutput(most int) string {
+// LastOutput returns the end of QEMU's output in one line of at most maxBytes. The guest's
+// output is in another file.
+func (m Machine) LastOutput(maxBytes int) string {
 	f, info, err := atomicfile.Open(m.File(LogFile))
 	if err != nil {
 		return err.Error()
 	}
 	defer func() { _ = f.Close() }()
-	return lastOf(f, info.Size(), most)
+	return printableEnd(f, info.Size(), maxBytes)
 }
 
-// LastLine returns the end of a log in one line of at most so many bytes.
-func LastLine(log *os.File, most int) string {
+// LastLine returns the end of a log in one line of at most maxBytes.
+func LastLine(log *os.File, maxBytes int) string {
 	info, err := log.Stat()
 	if err != nil {
 		return err.Error()
 	}
-	return lastOf(log, info.Size(), most)
+	return printableEnd(log, info.Size(), maxBytes)
 }
 
-func lastOf(log io.ReaderAt, size int64, most int) string {
-	// Read more than will be shown, since some of it is left out.
-	end := make([]byte, min(size, int64(4*most)))
+func printableEnd(log io.ReaderAt, size int64, maxBytes int) string {
+	// Read more than is returned, since Printable omits control characters.
+	end := make([]byte, min(size, int64(4*maxBytes)))
 	n, err := log.ReadAt(end, size-int64(len(end)))
 	if err != nil && n == 0 {
 		return err.Error()
 	}
-	return Printable(string(end[:n]), most)
+	return Printable(string(end[:n]), maxBytes)
 }
 
-// Printable returns the end of a text as one line of valid UTF-8 without control characters, of at most so many
-// bytes.
-func Printable(text string, most int) string {
+// Printable returns the end of a text as one line of valid UTF-8 without control characters, of at most maxBytes.
+func Printable(text string, maxBytes int) string {
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(text, "")) {
 		line = strings.TrimSpace(strings.Map(keepPrintable, line))
@@ -70,7 +68,7 @@ func Printable(text string, most int) string {
 		}
 	}
 	line := strings.Join(lines, "; ")
-	return strings.ToValidUTF8(line[max(0, len(line)-most):], "")
+	return strings.ToValidUTF8(line[max(0, len(line)-maxBytes):], "")
 }
 
 func keepPrintable(r rune) rune {
@@ -83,45 +81,45 @@ func keepPrintable(r rune) rune {
 	return -1
 }
 
-// CutLog empties a log that is larger than most bytes, after copying its end aside. The file stays the same one, since
-// QEMU has it open and appends to it. What is written between copy and cut is lost. The log is emptied even where the
-// copy fails: a disk that is full must not be filled further.
-func CutLog(log, aside *os.File, most int64) error {
+// CutLog truncates a log that is larger than maxBytes to zero, after copying its end to aside. QEMU keeps the file open
+// and appends to it, so the log is not renamed, and output between copy and truncation is lost. The log is truncated even
+// if the copy fails, so that a full disk is not filled further.
+func CutLog(log, aside *os.File, maxBytes int64) error {
 	info, err := log.Stat()
-	if err != nil || info.Size() <= most {
+	if err != nil || info.Size() <= maxBytes {
 		return err
 	}
-	if err = aside.Truncate(0); err == nil { // limited, so that a guest which prints faster cannot prolong it
-		_, err = io.Copy(io.NewOffsetWriter(aside, 0), io.NewSectionReader(log, max(0, info.Size()-most), 2*most))
+	if err = aside.Truncate(0); err == nil { // bounded, since a guest may print faster than this copies
+		_, err = io.Copy(io.NewOffsetWriter(aside, 0), io.NewSectionReader(log, max(0, info.Size()-maxBytes), 2*maxBytes))
 	}
 	return errors.Join(err, log.Truncate(0))
 }
 
 // LogOptions select a part of the guest's output on its serial console.
 type LogOptions struct {
-	// Follow waits for more at the end, until the machine has stopped.
+	// Follow waits for further output until the machine has stopped.
 	Follow bool
-	// Previous selects what was cut off the log last.
+	// Previous selects the output that was last cut off the log.
 	Previous bool
-	// TailLines is how many lines from the end to read; nil means all.
+	// TailLines limits the output to the last lines; nil means all.
 	TailLines *int64
 }
 
 // followEvery is the interval between two reads of a log that is followed.
 const followEvery = 100 * time.Millisecond
 
-// OpenLog opens what the guest printed, whether the machine runs or not. Reading ends with ctx.
+// OpenLog opens the log of the serial console. The machine need not run. Reading ends with ctx.
 func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, error) {
-	name, none := SerialLogFile, "the guest has printed nothing yet"
+	name, emptyText := SerialLogFile, "the guest has printed nothing yet"
 	if o.Previous {
-		name, none = SerialLogFile+OldLog, "nothing was cut off the log of the guest yet"
+		name, emptyText = SerialLogFile+OldLog, "nothing was cut off the log of the guest yet"
 	}
 	file, info, err := atomicfile.Open(m.File(name))
-	if err == nil && o.Previous && info.Size() == 0 { // made beforehand, for the supervisor
+	if err == nil && o.Previous && info.Size() == 0 { // drivers create the file before the first run
 		err = errors.Join(fs.ErrNotExist, file.Close())
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errorf(ErrNoLog, "%s", none)
+		return nil, errorf(ErrNoLog, "%s", emptyText)
 	}
 	if err != nil {
 		return nil, err
@@ -139,7 +137,7 @@ func (m Machine) OpenLog(ctx context.Context, o LogOptions) (io.ReadCloser, erro
 	}{io.NewSectionReader(file, begin, end-begin), file}, nil
 }
 
-// findPart returns the part of a log that is there and was selected.
+// findPart returns where the selected part of a log begins and ends.
 func (o LogOptions) findPart(log *os.File) (begin, end int64, err error) {
 	info, err := log.Stat()
 	if err != nil {
@@ -161,7 +159,7 @@ type followedLog struct {
 // Read implements io.Reader.
 func (l *followedLog) Read(p []byte) (int, error) {
 	for len(p) > 0 {
-		if n, err := l.log.readGrowing(p); n > 0 || err != nil {
+		if n, err := l.log.readAvailable(p); n > 0 || err != nil {
 			return n, err
 		}
 		if !proc.Pause(l.ctx, followEvery) {
@@ -178,18 +176,18 @@ func (l *followedLog) Close() error { return l.log.file.Close() }
 type growingLog struct {
 	isRunning func() (bool, error)
 	file      *os.File
-	at        int64
+	offset    int64
 }
 
-// readGrowing reads what is there, without waiting. It returns io.EOF at the end of the log of a
-// machine that does not run. It checks that first, so that it does not miss the last output.
-func (l *growingLog) readGrowing(p []byte) (int, error) {
-	on, err := l.isRunning()
+// readAvailable reads without waiting. It returns io.EOF at the end of the log if the machine
+// does not run. It checks that before it reads, so that it does not miss the last output.
+func (l *growingLog) readAvailable(p []byte) (int, error) {
+	isRunning, err := l.isRunning()
 	if err != nil {
 		return 0, err
 	}
-	n, err := l.file.ReadAt(p, l.at)
-	l.at += int64(n)
+	n, err := l.file.ReadAt(p, l.offset)
+	l.offset += int64(n)
 	if n > 0 {
 		return n, nil
 	}
@@ -200,9 +198,9 @@ func (l *growingLog) readGrowing(p []byte) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
-	case info.Size() < l.at: // it was cut
-		l.at = 0
-	case !on:
+	case info.Size() < l.offset: // the log was cut
+		l.offset = 0
+	case !isRunning:
 		return 0, io.EOF
 	}
 	return 0, nil

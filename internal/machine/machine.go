@@ -4,34 +4,34 @@
 // Package machine runs QEMU machines on this host: one process each, in a separate
 // directory. It knows neither Kubernetes nor the drivers that use it.
 //
-// Start with Machine.Start in process.go, which takes a description of a machine (package
-// launch) to a QEMU that answers, its guest still halted. The other files have one concern
-// each:
+// Start with Machine.Start in process.go. It starts a QEMU from a description (package
+// launch), waits until QEMU answers, and leaves the guest halted. The other files have one
+// concern each:
 //
-//   - program.go finds out which features QEMU has and needs of the host, accelerator.go
-//     which accelerator guests run on.
-//   - process.go starts, finds and ends processes, and files.go opens what each gets;
-//     started.go remembers which one was started; monitor.go talks to them by QMP.
-//   - seed.go makes what cloud-init reads; logs.go reads what is printed.
-//   - diskfault.go explains the disk errors that guests wait for.
+//   - program.go queries the version and machine types of QEMU; accelerator.go chooses KVM
+//     or TCG.
+//   - process.go starts, finds and ends processes; files.go opens their sockets and logs;
+//     started.go records the last process; monitor.go sends QMP commands.
+//   - seed.go makes the disk for cloud-init; logs.go reads and cuts logs.
+//   - diskfault.go explains the disk errors that pause guests.
 //
-// The packages below start QEMU as it is described (launch) and confined (confine), speak QMP
-// (qmp) and the protocol of guest agents (agent), end the guest's network (edge), and know
-// processes of this host (proc), control groups (cgroup) and the memory that guests share
-// (memory). Package supervisor follows a QEMU until its guest has ended, and package control is
-// how others speak to it.
+// The packages below start QEMU (launch), confine it (confine), and speak QMP (qmp) and the
+// protocol of guest agents (agent). Package edge is the host's end of the guest's network.
+// Packages proc, cgroup and memory read processes, control groups and shared memory. Package
+// supervisor follows a QEMU until its guest has ended, and package control is the protocol to
+// a supervisor.
 //
 // # Processes
 //
-// A machine outlives the program that started it, in a separate session. It is found
-// again by its run lock, which the kernel frees when the machine ends, and by its
-// directory. That is its working directory, and stays so when it is moved. The command
-// line identifies the machine too, with -uuid and -name. StartedFile identifies the process
-// even if it has freed the lock and changed its command line. The supervisor is another
-// process, which may end and be replaced while the machine runs.
+// A machine outlives the program that started it, in a separate session. It is found again
+// by its run lock, which the kernel frees when the machine ends, and by its working
+// directory, which stays the same when the directory is moved. The command line identifies
+// the machine too, with -uuid and -name. StartedFile identifies the process even if it has
+// freed the lock and changed its command line. The supervisor is another process, which may
+// end and be replaced while the machine runs.
 //
-// A guest that shuts down or panics leaves its QEMU paused. Whoever follows it can then
-// distinguish the two from each other and from a QEMU that was killed.
+// A guest that shuts down or panics leaves its QEMU paused. The supervisor can then tell
+// a shutdown from a panic, and both from a QEMU that was killed.
 package machine
 
 import (
@@ -47,35 +47,35 @@ import (
 
 // Names in a machine's directory.
 const (
-	// RunLockFile is locked by the machine's QEMU while that runs.
+	// RunLockFile is locked by the machine's QEMU as long as QEMU runs.
 	RunLockFile = "run.lock"
 	// PIDFile has the process ID of QEMU.
 	PIDFile = "pid"
-	// StartedFile has which QEMU was started last, and how it is confined.
+	// StartedFile identifies the QEMU that was started last, and says how it is confined.
 	StartedFile = "started.json"
 	// SeedFile is the disk that cloud-init reads.
 	SeedFile = "seed.iso"
 	// ControlSocket speaks QMP, for one command at a time.
 	ControlSocket = "ctl.sock"
-	// EventsSocket speaks QMP, for the supervisor alone.
+	// EventsSocket speaks QMP, only for the supervisor.
 	EventsSocket = "events.sock"
-	// SerialSocket is the serial console, for the supervisor alone.
+	// SerialSocket is the serial console, only for the supervisor.
 	SerialSocket = "serial.sock"
-	// NetworkSocket has the frames of the guest's network, for the supervisor alone.
+	// NetworkSocket has the guest's Ethernet frames, only for the supervisor.
 	NetworkSocket = "network.sock"
-	// AgentSocket leads to the guest's agent, for the supervisor alone.
+	// AgentSocket leads to the guest's agent, only for the supervisor.
 	AgentSocket = "agent.sock"
 	// SerialLogFile has the guest's output on its serial console.
 	SerialLogFile = "serial.log"
 	// LogFile has the output of QEMU.
 	LogFile = "qemu.log"
-	// OldLog is the suffix of the file that holds what a log had before it was cut.
+	// OldLog is the suffix of the file with the content that was cut off a log.
 	OldLog = ".1"
 	// FailedLog is the suffix of the log of the last start that failed.
 	FailedLog = ".failed"
 )
 
-// maxFileSize is more than PIDFile or StartedFile has.
+// maxFileSize bounds how much of PIDFile or StartedFile is read.
 const maxFileSize = 64 << 10
 
 // Kinds of failure; test with errors.Is.
@@ -86,23 +86,23 @@ var (
 	ErrProgram = errors.New("no usable QEMU")
 	// ErrMachineTypes means that the machine types of this QEMU cannot be queried.
 	ErrMachineTypes = errors.New("unknown machine types")
-	// ErrMachineTypeLost means that this QEMU lacks the machine type that the machine was made with.
+	// ErrMachineTypeLost means that this QEMU lacks the machine type of an existing machine.
 	ErrMachineTypeLost = errors.New("unknown machine type")
 	// ErrNotStarted means that QEMU did not start.
 	ErrNotStarted = errors.New("QEMU did not start")
-	// ErrNoMemory means that QEMU did not start, since the host gave it no memory.
+	// ErrNoMemory means that QEMU did not start, since it could not allocate memory.
 	ErrNoMemory = errors.New("no memory")
 	// ErrDiskChanged means that QEMU did not start, since it could not use a disk or an image.
 	ErrDiskChanged = errors.New("unusable disk")
 	// ErrNoLog means that this part of the guest's log does not exist yet.
 	ErrNoLog = errors.New("no log")
-	// ErrNoRoom means that the guest waits for room on the host's disk.
+	// ErrNoRoom means that the guest is paused, since the host's disk is full.
 	ErrNoRoom = errors.New("no room on the host's disk")
-	// ErrDiskFault means that the guest waits for a disk that fails.
+	// ErrDiskFault means that the guest is paused, since a disk fails.
 	ErrDiskFault = errors.New("disk error")
 )
 
-// kindError reads as its text alone, and is of a kind.
+// kindError wraps a kind whose text is not a part of the error's text.
 type kindError struct{ kind, err error }
 
 func (e *kindError) Error() string   { return e.err.Error() }
@@ -112,16 +112,16 @@ func errorf(kind error, format string, args ...any) error {
 	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
 }
 
-// Machine is a QEMU machine, by its directory.
+// Machine is a QEMU machine in a directory.
 type Machine struct {
 	// Path is the machine's directory.
 	Path string
-	// UUID identifies the machine, for its guest and among the processes of the host.
+	// UUID identifies the machine to its guest, and on the command line of QEMU.
 	UUID string
 	// Staging makes files that are moved into the directory once they are complete.
 	Staging Staging
-	// Output gets what the guest prints on its serial console; nil means SerialLogFile. The
-	// guest waits while it is full.
+	// Output receives the output of the serial console; nil means SerialLogFile. The guest
+	// waits while Output is full, if it is a pipe.
 	Output *os.File
 }
 
@@ -129,23 +129,23 @@ type Machine struct {
 type Staging interface {
 	// Temp makes a folder, and returns a function that removes it.
 	Temp() (path string, remove func(), err error)
-	// ReplaceVolatile creates or replaces a file, completely or not at all, whose content
-	// means nothing after a power cut.
+	// ReplaceVolatile creates or replaces a file atomically. The content may be lost in a
+	// power cut.
 	ReplaceVolatile(path string, content []byte) error
 }
 
 // File returns the path of a file in the directory.
 func (m Machine) File(name string) string { return filepath.Join(m.Path, name) }
 
-// wholeFile is the run lock: a lock on an open file, which QEMU inherits without knowing
-// of it. The kernel frees it when the last process that holds it ends. So it shows
-// reliably whether a machine runs, and the process that starts a machine takes it first.
-var wholeFile = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+// writeLock is the kind of the run lock: an open file description lock on the whole file.
+// QEMU inherits the open file, and the kernel frees the lock when the last process with that
+// file ends. So the lock shows reliably whether a machine runs.
+var writeLock = unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 
 // IsRunning reports whether any process holds the run lock.
 func (m Machine) IsRunning() (bool, error) { return m.IsLocked(RunLockFile) }
 
-// IsLocked reports whether any process holds a lock in the directory that TryLock takes.
+// IsLocked reports whether any process holds the lock that TryLock takes on a file.
 func (m Machine) IsLocked(name string) (bool, error) {
 	f, err := os.OpenFile(m.File(name), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -155,25 +155,25 @@ func (m Machine) IsLocked(name string) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = f.Close() }()
-	lock := wholeFile
+	lock := writeLock
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-		return false, fmt.Errorf("%s: %w", f.Name(), err)
+		return false, fmt.Errorf("checking the lock on %s: %w", f.Name(), err)
 	}
 	return lock.Type != unix.F_UNLCK, nil
 }
 
-// ClaimRun takes the run lock for a process that is about to be started. It fails with
-// ErrRunning if a process has it.
+// ClaimRun takes the run lock before QEMU is started. It fails with ErrRunning if another
+// process has the lock.
 func (m Machine) ClaimRun() (*os.File, error) { return m.TryLock(RunLockFile) }
 
-// TryLock takes a lock in the directory for a process that is about to be started and inherits the file. It fails
-// with ErrRunning if a process has it.
+// TryLock locks a file in the directory. The caller passes the file to the process that it starts. TryLock fails
+// with ErrRunning if another process has the lock.
 func (m Machine) TryLock(name string) (*os.File, error) {
 	f, err := os.OpenFile(m.File(name), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	lock := wholeFile
+	lock := writeLock
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
 		return nil, errors.Join(errorf(ErrRunning, "the server runs already: %w", err), f.Close())
 	}

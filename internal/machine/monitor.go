@@ -23,13 +23,13 @@ import (
 const (
 	// CommandWithin bounds one exchange with a QEMU.
 	CommandWithin = 5 * time.Second
-	// QuitWithin is how long QEMU may take to end by itself before it is killed.
+	// QuitWithin is how long QEMU may take to end after the command quit before it is killed.
 	QuitWithin = 2 * time.Second
-	// PressEvery is the interval between two presses of the power button, for a guest that
-	// was not ready for the first.
+	// PressEvery is the interval between two presses of the power button, since a guest that
+	// still boots may miss the first.
 	PressEvery = 2 * time.Second
-	// ResumeAgain is the minimum time between two resumes of a guest that its disk pauses
-	// again. A disk that takes a while to fail must not have the guest resumed in a loop.
+	// ResumeAgain is the minimum time between two resumes of a guest whose disk fails again. A
+	// guest must not be resumed in a loop while each of its requests takes a while to fail.
 	ResumeAgain = 2 * time.Second
 )
 
@@ -54,23 +54,23 @@ const (
 	EndForced = "Forced"
 )
 
-// endsByStatus are the run states that a guest does not come back from.
+// endsByStatus are the reasons for an end, by the run state that shows it.
 var endsByStatus = map[string]string{
 	StatusShutdown: EndCompleted, StatusPanicked: EndPanicked, StatusInternal: EndInternalError,
 }
 
-// EndOf returns why the run has ended of a guest in a run state, if it has.
+// EndOf returns why a run has ended, if QEMU's run state shows that it has.
 func EndOf(status string) (reason string, ended bool) {
 	reason, ended = endsByStatus[status]
 	return reason, ended
 }
 
-// stateEvents are the events of QEMU after which its run state may be another.
+// stateEvents are the events of QEMU after which its run state may have changed.
 var stateEvents = map[string]bool{
 	"STOP": true, "RESUME": true, "RESET": true, "SHUTDOWN": true, "GUEST_PANICKED": true, "BLOCK_IO_ERROR": true,
 }
 
-// ChangesState reports whether QEMU's run state may be another after an event.
+// ChangesState reports whether QEMU's run state may have changed with an event.
 func ChangesState(event qmp.Event) bool { return stateEvents[event.Name] }
 
 // Executor executes commands of QEMU's monitor.
@@ -78,7 +78,7 @@ type Executor interface {
 	Execute(ctx context.Context, command string, arguments, result any) error
 }
 
-// Monitor asks a QEMU, and changes it, by its monitor.
+// Monitor queries and changes a QEMU through QMP.
 type Monitor struct{ Executor }
 
 // Status returns QEMU's run state.
@@ -99,8 +99,8 @@ func (m Machine) Status(ctx context.Context) (status string, err error) {
 	return status, err
 }
 
-// PowerDown presses the power button. A paused guest is resumed, since it would not notice
-// the button.
+// PowerDown presses the power button. A paused guest is resumed first, since it would not
+// notice the button.
 func (q Monitor) PowerDown(ctx context.Context, isPaused bool) error {
 	if isPaused {
 		if err := q.Execute(ctx, "cont", nil, nil); err != nil {
@@ -110,7 +110,7 @@ func (q Monitor) PowerDown(ctx context.Context, isPaused bool) error {
 	return q.Execute(ctx, "system_powerdown", nil, nil)
 }
 
-// Quit ends QEMU: by its quit command, so that its disks are consistent, or else by force.
+// Quit ends QEMU with the command quit, which keeps disks consistent. It kills QEMU if that fails.
 func (m Machine) Quit(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, QuitWithin)
 	defer cancel()
@@ -124,9 +124,9 @@ func (m Machine) Quit(ctx context.Context) error {
 	return m.Kill(ctx)
 }
 
-// Execute executes one command by QEMU's control socket.
+// Execute executes one QMP command over the control socket.
 func (m Machine) Execute(ctx context.Context, command string, arguments, result any) error {
-	// Not within the function: a call in one that is inlined itself would leave a trace.
+	// Not in the closure: inlined there, the call would leave a trace in builds without crash points.
 	point := crashpoint.Begin("QMP "+command, m.UUID)
 	err := m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		return point.Inject(func(ctx context.Context) error { return c.Execute(ctx, command, arguments, result) })(ctx)
@@ -135,12 +135,12 @@ func (m Machine) Execute(ctx context.Context, command string, arguments, result 
 	return err
 }
 
-// Control talks to QEMU by its control socket.
+// Control calls talk with a QMP client that is connected to the control socket.
 func (m Machine) Control(ctx context.Context, talk func(context.Context, *qmp.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, CommandWithin)
 	defer cancel()
 	var c *qmp.Client
-	if err := m.atSocket(ControlSocket, func(path string) (err error) {
+	if err := m.withSocketPath(ControlSocket, func(path string) (err error) {
 		c, err = qmp.Dial(ctx, path, nil)
 		return err
 	}); err != nil {
@@ -152,14 +152,14 @@ func (m Machine) Control(ctx context.Context, talk func(context.Context, *qmp.Cl
 
 // DialSocket connects to a socket in the directory.
 func (m Machine) DialSocket(ctx context.Context, socket string) (conn net.Conn, err error) {
-	err = m.atSocket(socket, func(path string) error {
+	err = m.withSocketPath(socket, func(path string) error {
 		conn, err = (&net.Dialer{}).DialContext(ctx, "unix", path)
 		return err
 	})
 	return conn, err
 }
 
-// CheckAgent finds out whether a program in the guest has opened the agent's device.
+// CheckAgent fails with failure.ErrNoAgent unless a program in the guest has opened the agent's device.
 func (q Monitor) CheckAgent(ctx context.Context) error {
 	var devices []struct {
 		Label  string `json:"label"`
@@ -176,21 +176,21 @@ func (q Monitor) CheckAgent(ctx context.Context) error {
 	return failure.ErrNoAgent
 }
 
-// atSocket passes connect the path of a socket by way of the directory's descriptor, so
-// that the length of the directory's path does not matter.
-func (m Machine) atSocket(socket string, connect func(path string) error) error {
+// withSocketPath calls use with the path of a socket. The path goes through the directory's
+// descriptor, since socket addresses are at most 107 bytes long.
+func (m Machine) withSocketPath(socket string, use func(path string) error) error {
 	dir, err := os.Open(m.Path)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = dir.Close() }()
-	if err := connect(filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket)); err != nil {
+	if err := use(filepath.Join("/proc/self/fd", strconv.Itoa(int(dir.Fd())), socket)); err != nil {
 		return fmt.Errorf("%s: %w", m.File(socket), err)
 	}
 	return nil
 }
 
-// DiskSizes returns the sizes of disks as QEMU has them, by its name for them.
+// DiskSizes returns the sizes that QEMU reports for its disks, by node name.
 func (q Monitor) DiskSizes(ctx context.Context) (map[string]int64, error) {
 	var nodes []struct {
 		Name  string `json:"node-name"`
@@ -208,21 +208,21 @@ func (q Monitor) DiskSizes(ctx context.Context) (map[string]int64, error) {
 	return sizes, nil
 }
 
-// ResizeDisk sets the size of a disk, a whole number of sectors. QEMU would cut off the
-// end of one that is larger.
+// ResizeDisk sets the size of a disk, a whole number of sectors. A smaller size than the
+// present one would cut off the end of the disk.
 func (q Monitor) ResizeDisk(ctx context.Context, node string, size int64) error {
 	return q.Execute(ctx, "block_resize", launch.Object{"node-name": node, "size": size}, nil)
 }
 
 const (
-	// balloonStale is the age from which on statistics mean that the guest has lost its driver,
-	// as after a reset into another system.
+	// balloonStale is the age at which statistics show that the guest no longer has the driver,
+	// such as after a reset into another system.
 	balloonStale = 6 * launch.BalloonInterval
 	balloonPath  = "/machine/peripheral/balloon"
 )
 
-// balloonStats are the last report of the guest. A number that it did not report has all
-// bits set.
+// balloonStats is the last report of the guest's balloon driver. Numbers that the driver did not
+// report have all bits set.
 type balloonStats struct {
 	LastUpdate int64 `json:"last-update"` // in seconds since 1970, 0 for never
 	Stats      struct {
@@ -232,15 +232,15 @@ type balloonStats struct {
 	} `json:"stats"`
 }
 
-// GuestMemory returns how much of its memory the guest reports to use: all that its
-// programs could not have. A guest without the driver does not report it, and neither does
-// a machine that was started without the device.
+// GuestMemory returns how much memory the guest uses by its report: the memory that is not
+// available to its programs. ok is false if the guest lacks the balloon driver, or the machine
+// the device.
 func (q Monitor) GuestMemory(ctx context.Context, now time.Time, isPaused bool) (used int64, ok bool) {
 	var stats balloonStats
 	if err := q.Execute(ctx, "qom-get", launch.Object{"path": balloonPath, "property": "guest-stats"}, &stats); err != nil {
 		return 0, false
 	}
-	// A paused guest reports nothing new.
+	// The statistics of a paused guest are old, but still true.
 	if now.Sub(time.Unix(stats.LastUpdate, 0)) > balloonStale && !isPaused {
 		return 0, false
 	}

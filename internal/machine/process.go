@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	// startWithin is how long QEMU may take until it answers.
+	// startWithin bounds the time from the start of QEMU to its first answer.
 	startWithin = 20 * time.Second
-	// failureTail is how much of QEMU's log the error of a start includes.
+	// failureTail is how many bytes of QEMU's log a StartError quotes.
 	failureTail = 500
 )
 
-// Start starts QEMU with the guest halted, and waits until it answers. It fails with a
-// StartError if QEMU ends before. A QEMU that does not answer in time is left as it is:
-// the caller finds it running. QEMU inherits the run lock, and opens no path. onStarted is called
-// once the process runs, before it answers, and ended receives how it ended, for a program that
-// stays as long as its QEMU.
+// Start starts QEMU with the guest halted, and waits until QEMU answers. It fails with a
+// StartError if QEMU ends before. If QEMU does not answer in time, Start returns without an
+// error, and QEMU keeps running. QEMU inherits the run lock, and opens no path by itself.
+// onStarted is called once the process runs, before it answers. ended receives the exit status
+// if this program still runs then.
 func (m Machine) Start(ctx context.Context, program *Program, c launch.MachineConfig, files *launch.Files, runLock *os.File, onStarted func()) (ended <-chan string, err error) {
 	endpoints, closeAll, err := m.openEndpoints(runLock)
 	if err == nil {
@@ -60,7 +60,7 @@ func (m Machine) Start(ctx context.Context, program *Program, c launch.MachineCo
 	}
 }
 
-// startProcess starts QEMU confined; ended receives how that process ended.
+// startProcess starts a confined QEMU. ended receives the exit status.
 func (m Machine) startProcess(ctx context.Context, program *Program, c launch.MachineConfig, endpoints launch.Endpoints, files *launch.Files) (ended <-chan string, err error) {
 	policy, err := program.confinement.Find(ctx, program.Log, program.Name)
 	if err != nil {
@@ -76,41 +76,41 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Ma
 		return nil, err
 	}
 	defer func() { _ = log.Close() }()
-	order := launch.Invocation{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
+	invocation := launch.Invocation{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
 	point := crashpoint.Begin("start QEMU", m.UUID)
-	qemu, err := launch.Start(ctx, c, order, endpoints, files)
+	qemu, err := launch.Start(ctx, c, invocation, endpoints, files)
 	point.End()
 	if err != nil {
 		return nil, err
 	}
 	proc.RaiseOOMScore(qemu.Process.Pid) // so that the program that manages all guests outlives them
-	over := make(chan string, 1)
+	status := make(chan string, 1)
 	go func() {
-		_ = proc.Wait(qemu.Cmd) // the process state has it too
-		over <- qemu.ProcessState.String()
+		_ = proc.Wait(qemu.Cmd) // ProcessState has the error too
+		status <- qemu.ProcessState.String()
 	}()
-	return over, m.recordStarted(qemu)
+	return status, m.recordStarted(qemu)
 }
 
-// StartError reports a QEMU that ended before it answered. It is of the kind ErrNoMemory,
-// ErrDiskChanged or ErrNotStarted.
+// StartError means that QEMU ended before it answered. It wraps ErrNoMemory, ErrDiskChanged or
+// ErrNotStarted.
 type StartError struct {
-	// Output is the end of QEMU's output, or else how it ended.
+	// Output is the end of QEMU's output. It is the exit status if QEMU printed nothing.
 	Output string
 }
 
-// Reasons that QEMU gives for not starting.
+// Error texts of a QEMU that does not start.
 var (
-	memoryLacks = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
-	diskChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
+	saysNoMemory    = regexp.MustCompile(`(?i)cannot (set up guest|allocate) memory`)
+	saysDiskChanged = regexp.MustCompile(`(?i)could not open|image is|failed to get .* lock`)
 )
 
 // Unwrap returns the kind of the error.
 func (e *StartError) Unwrap() error {
 	switch {
-	case memoryLacks.MatchString(e.Output):
+	case saysNoMemory.MatchString(e.Output):
 		return ErrNoMemory
-	case diskChanged.MatchString(e.Output):
+	case saysDiskChanged.MatchString(e.Output):
 		return ErrDiskChanged
 	}
 	return ErrNotStarted
@@ -123,9 +123,8 @@ func (e *StartError) Error() string {
 	return "QEMU did not start: " + e.Output
 }
 
-// PID returns the process ID of the machine's QEMU: that of StartedFile, or of PIDFile where
-// that is right, or else one that a search of all processes finds. Zero means that there is
-// none.
+// PID returns the process ID of the machine's QEMU, 0 if it does not run. It tries StartedFile,
+// then PIDFile, which may be out of date, and then all processes.
 func (m Machine) PID() int {
 	if pid := m.findOwnProcess(); pid != 0 {
 		return pid
@@ -143,9 +142,8 @@ func (m Machine) PID() int {
 	return 0
 }
 
-// IsOwnProcess reports whether a process is the machine's QEMU: the one of StartedFile, or one
-// that works in the machine's directory, even after a move, and has the UUID on its command
-// line.
+// IsOwnProcess reports whether a process is the machine's QEMU. Either StartedFile names the
+// process, or it works in the machine's directory and has the UUID on its command line.
 func (m Machine) IsOwnProcess(pid int) bool {
 	if pid != 0 && pid == m.findOwnProcess() {
 		return true
@@ -166,7 +164,7 @@ func (m Machine) Kill(ctx context.Context) error {
 	}
 	err := m.WaitStopped(ctx, proc.KillWithin)
 	if found == 0 && errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("killing the QEMU of %s: its process cannot be found: does it run as another user than Drover, or in another container? %w", m.UUID, err)
+		return fmt.Errorf("killing the QEMU of %s: its process cannot be found, and may run as another user than Drover, or in another container: %w", m.UUID, err)
 	}
 	return err
 }
@@ -176,8 +174,8 @@ func (m Machine) WaitStopped(ctx context.Context, within time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	for {
-		on, err := m.IsRunning()
-		if err != nil || !on {
+		isRunning, err := m.IsRunning()
+		if err != nil || !isRunning {
 			return err
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
@@ -186,15 +184,14 @@ func (m Machine) WaitStopped(ctx context.Context, within time.Duration) error {
 	}
 }
 
-// KillStrays ends QEMUs of the machine that IsRunning does not find: the one of StartedFile,
-// and those of its UUID whose directory was removed, or that lost the run lock in it, while they
-// ran, as by restoring a backup. The caller knows that no QEMU holds the lock. The path has to be
-// one that the kernel reports. onFound is called before each is killed, and returns what to do
-// after.
+// KillStrays kills QEMUs of the machine that run without the run lock: the process in StartedFile,
+// and processes with the UUID whose directory or lock file was replaced, such as by restoring a
+// backup. The caller knows that no QEMU holds the lock. m.Path must be free of symbolic links.
+// onFound is called before a process is killed, and onKilled after.
 func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled func())) error {
-	last := m.findOwnProcess()
+	lastStarted := m.findOwnProcess()
 	isStray := func(pid int) bool {
-		if pid == last {
+		if pid == lastStarted {
 			return pid == m.findOwnProcess()
 		}
 		cwd, removed, err := workingDir(pid)
@@ -213,9 +210,8 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 	return nil
 }
 
-// FindElsewhere returns a QEMU of the machine's UUID that works in another directory which
-// exists, as after its folder was moved and a backup was put in its place. The process ID is zero
-// if there is none.
+// FindElsewhere returns a QEMU with the machine's UUID that works in another existing directory:
+// the machine's directory was moved, and a backup put in its place. pid is 0 if there is none.
 func (m Machine) FindElsewhere() (pid int, dir string) {
 	for _, pid := range proc.IDs() {
 		cwd, removed, err := workingDir(pid)
@@ -226,8 +222,8 @@ func (m Machine) FindElsewhere() (pid int, dir string) {
 	return 0, ""
 }
 
-// workingDir returns the directory that a process works in, and whether that was removed. It fails
-// for a directory of another user, who could give any process the command line of a QEMU.
+// workingDir returns the working directory of a process, and whether that directory was removed. It
+// fails if another user owns the directory: that user could forge the command line of a QEMU.
 func workingDir(pid int) (dir string, removed bool, err error) {
 	link := proc.Path(pid, "cwd")
 	var info unix.Stat_t
@@ -235,7 +231,7 @@ func workingDir(pid int) (dir string, removed bool, err error) {
 		return "", false, err
 	}
 	if int(info.Uid) != os.Geteuid() {
-		return "", false, fmt.Errorf("the working directory of process %d is one of user %d", pid, info.Uid)
+		return "", false, fmt.Errorf("the working directory of process %d belongs to user %d", pid, info.Uid)
 	}
 	dir, err = os.Readlink(link)
 	return dir, info.Nlink == 0 && strings.HasSuffix(dir, " (deleted)"), err

@@ -23,26 +23,26 @@ import (
 const (
 	// queryWithin is how long QEMU may take to answer a query about itself.
 	queryWithin = 10 * time.Second
-	// minMajor and minMinor are the version of the first QEMU that takes -device as JSON.
+	// minMajor and minMinor are the first version of QEMU that accepts -device as JSON.
 	minMajor, minMinor = 6, 2
-	// machineAlias is the newest machine type of its family that a QEMU has.
+	// machineAlias is QEMU's alias for its newest machine type pc-q35-VERSION.
 	machineAlias = "q35"
 )
 
-// DefaultProgram is the QEMU that machines run on unless another is named.
+// DefaultProgram is the name of the QEMU that machines run on by default.
 const DefaultProgram = "qemu-system-x86_64"
 
 // Program is the QEMU that machines run on. Its version is queried once.
 type Program struct {
 	Name string
-	// Users are the users that machines on it run as.
+	// Users are the users that machines run as.
 	Users *launch.Users
 	Log   logr.Logger
 
-	mu sync.Mutex
-	ok bool // its version is recent enough
-	// types are the machine types that it knows, and newest is the type that machineAlias stands for.
-	// They are queried again when the file was replaced, as by an upgrade of the host.
+	mu        sync.Mutex
+	isChecked bool // the version is recent enough
+	// types are the machine types of this QEMU, and newest is the type that machineAlias stands for.
+	// They are queried again when the file was replaced, such as by an upgrade of the host.
 	types  map[string]bool
 	newest string
 	file   os.FileInfo
@@ -50,8 +50,8 @@ type Program struct {
 	confinement confine.Finder // has a separate lock
 }
 
-// Check refuses a QEMU that is missing or too old. Once it was found, machines run on it
-// that need attention even while it is missing.
+// Check fails if QEMU is missing or too old. After one success it always succeeds: machines may
+// run, and need attention even if the file is removed.
 func (p *Program) Check(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,7 +59,7 @@ func (p *Program) Check(ctx context.Context) error {
 }
 
 func (p *Program) checkLocked(ctx context.Context) error {
-	if p.ok {
+	if p.isChecked {
 		return nil
 	}
 	out, err := p.queryOutput(ctx, "--version")
@@ -67,9 +67,9 @@ func (p *Program) checkLocked(ctx context.Context) error {
 		return err
 	}
 	if err := checkVersion(out); err != nil {
-		return errorf(ErrProgram, "%s: %w", p.Name, err)
+		return errorf(ErrProgram, "%s %w", p.Name, err)
 	}
-	p.ok = true
+	p.isChecked = true
 	_, _ = p.confinement.Find(ctx, p.Log, p.Name) // so that the log says at once what is missing
 	return nil
 }
@@ -77,7 +77,7 @@ func (p *Program) checkLocked(ctx context.Context) error {
 // MinVersion is the oldest QEMU that machines run on.
 var MinVersion = fmt.Sprintf("%d.%d", minMajor, minMinor)
 
-// Version returns the version that QEMU reports of itself, whether it is recent enough or not.
+// Version returns the version that QEMU prints, which may be too old.
 func (p *Program) Version(ctx context.Context) (string, error) {
 	out, err := p.queryOutput(ctx, "--version")
 	if err != nil {
@@ -85,13 +85,13 @@ func (p *Program) Version(ctx context.Context) (string, error) {
 	}
 	found := longVersionPattern.FindSubmatch(out)
 	if found == nil {
-		return "", errorf(ErrProgram, "%s: it does not print its version but %.80q", p.Name, out)
+		return "", errorf(ErrProgram, "%s prints %.80q in place of its version", p.Name, out)
 	}
 	return string(found[1]), nil
 }
 
-// Landlock returns the version of Landlock that machines are confined by. Zero means none,
-// and then the error says why.
+// Landlock returns the version of Landlock that confines machines. With 0 the error says why
+// Landlock is not used.
 func (p *Program) Landlock(ctx context.Context) (abi int, err error) {
 	policy, err := p.confinement.Find(ctx, p.Log, p.Name)
 	if err != nil {
@@ -121,23 +121,23 @@ var (
 func checkVersion(out []byte) error {
 	found := versionPattern.FindSubmatch(out)
 	if found == nil {
-		return fmt.Errorf("it does not print its version but %.80q", out)
+		return fmt.Errorf("prints %.80q in place of its version", out)
 	}
 	major, _ := strconv.Atoi(string(found[1]))
 	minor, _ := strconv.Atoi(string(found[2]))
 	if major < minMajor || (major == minMajor && minor < minMinor) {
-		return fmt.Errorf("it is version %d.%d, and %d.%d or newer is needed", major, minor, minMajor, minMinor)
+		return fmt.Errorf("is version %d.%d, and %d.%d or newer is needed", major, minor, minMajor, minMinor)
 	}
 	return nil
 }
 
-// typePattern matches a line of "-machine help": a name, a text, and for an alias the
-// name that it stands for, in brackets.
+// typePattern matches a line of "-machine help": a name, a text, and after an alias the
+// full name in brackets.
 var typePattern = regexp.MustCompile(`(?m)^(\S+) .*?(?:\(alias of (\S+)\))?\r?$`)
 
-// MachineType returns the machine type for a machine that was made with pinned. A machine
-// keeps that type for life, since another has other hardware. Where none was pinned yet,
-// it is the newest that this QEMU has.
+// MachineType returns the type to start a machine with. That is pinned, which a machine keeps
+// for life, since another type has other hardware. If pinned is empty, it is the newest type of
+// this QEMU.
 func (p *Program) MachineType(ctx context.Context, pinned string) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +154,7 @@ func (p *Program) MachineType(ctx context.Context, pinned string) (string, error
 		return pinned, nil
 	}
 	return "", errorf(ErrMachineTypeLost,
-		"the machine was made as a %s, which %s does not know, whose newest is %s: install a QEMU that knows it, as that which the machine ran on before", pinned, p.Name, p.newest)
+		"the machine was made with machine type %s, which %s lacks (its newest is %s): install a QEMU that has it, such as the one that the machine ran on before", pinned, p.Name, p.newest)
 }
 
 func (p *Program) queryTypes(ctx context.Context) error {
@@ -164,7 +164,7 @@ func (p *Program) queryTypes(ctx context.Context) error {
 	}
 	out, err := p.queryOutput(ctx, "-machine", "help")
 	if err != nil {
-		return errorf(ErrMachineTypes, "%v", err) // the running machines can still be reached
+		return errorf(ErrMachineTypes, "%v", err) // not ErrProgram: running machines can still be reached
 	}
 	types := map[string]bool{}
 	newest := ""
@@ -175,7 +175,7 @@ func (p *Program) queryTypes(ctx context.Context) error {
 		}
 	}
 	if newest == "" {
-		return errorf(ErrMachineTypes, "%s lacks a machine type %s that stands for one with a version", p.Name, machineAlias)
+		return errorf(ErrMachineTypes, "%s -machine help does not list %s as an alias of a machine type", p.Name, machineAlias)
 	}
 	p.types, p.newest, p.file = types, newest, file
 	return nil

@@ -18,7 +18,7 @@ import (
 // TestProgramReplaced checks that a replaced QEMU is queried again.
 func TestProgramReplaced(t *testing.T) {
 	t.Parallel()
-	path := framework.QEMUScript(t, "case $1 in "+framework.QEMUAsked+" esac")
+	path := framework.QEMUScript(t, "case $1 in "+framework.QEMUQueryCases+" esac")
 	p := Program{Name: path}
 	got, err := p.MachineType(t.Context(), "")
 	assert.True(t, err == nil && got == "pc-q35-7.2", "got %s, %v", got, err)
@@ -27,7 +27,7 @@ func TestProgramReplaced(t *testing.T) {
 	assert.NoError(t, os.Rename(framework.QEMUScript(t, `case $1 in --version) echo version 9.9;; *) echo 'q35  PC (alias of pc-q35-9.9)';; esac`), path))
 	got, err = p.MachineType(t.Context(), "")
 	assert.True(t, err == nil && got == "pc-q35-9.9", "got %s, %v", got, err)
-	wantError(t, assert.ErrorOf(p.MachineType(t.Context(), "pc-q35-6.2")), ErrMachineTypeLost, "whose newest is pc-q35-9.9")
+	wantError(t, assert.ErrorOf(p.MachineType(t.Context(), "pc-q35-6.2")), ErrMachineTypeLost, "its newest is pc-q35-9.9")
 	assert.NoError(t, os.Remove(path)) // as for a moment of an upgrade
 	assert.NoError(t, p.Check(t.Context()))
 	wantError(t, assert.ErrorOf(p.MachineType(t.Context(), "")), ErrMachineTypes, "asking", "no such file")

@@ -19,23 +19,23 @@ import (
 )
 
 const (
-	// seedLabel is the label by which cloud-init finds the disk.
+	// seedLabel is the volume label that cloud-init looks for.
 	seedLabel = launch.SeedSerial
-	// noUserData is a file that cloud-init treats as no user data; it must exist.
+	// noUserData is an empty configuration, since cloud-init requires the file user-data.
 	noUserData = "#cloud-config\n"
 	isoBlock   = 2048
 )
 
-// Seed is the data that cloud-init reads by its data source NoCloud.
+// Seed is the data that cloud-init reads through its data source NoCloud.
 type Seed struct {
-	// InstanceID makes cloud-init do its once-only tasks again when it changes.
+	// InstanceID is the instance-id. When it changes, cloud-init repeats its per-instance tasks.
 	InstanceID, Hostname  string
 	SSHKeys               []string
 	UserData, NetworkData string // empty for none
 }
 
-// AddTo writes the disk that cloud-init reads, and adds it to the files of QEMU. It is
-// rewritten for each run, so a change takes effect at the next one.
+// AddTo writes the disk that cloud-init reads, and adds it to the files of QEMU. The disk is
+// rewritten for each run, so a change takes effect at the next run.
 func (s Seed) AddTo(files *launch.Files, m Machine) (fd int, err error) {
 	if err := s.writeTo(m); err != nil {
 		return 0, err
@@ -59,12 +59,12 @@ func (s Seed) writeTo(m Machine) error {
 	defer remove()
 	image := filepath.Join(tmp, SeedFile)
 	if err := writeISO(image, filepath.Join(tmp, "files"), files); err != nil {
-		return fmt.Errorf("the disk for cloud-init: %w", err)
+		return fmt.Errorf("making the disk for cloud-init: %w", err)
 	}
 	return os.Rename(image, m.File(SeedFile))
 }
 
-// makeFiles returns the files by name.
+// makeFiles returns the contents of the disk's files, by name.
 func (s Seed) makeFiles() (map[string]string, error) {
 	meta, err := json.Marshal(struct {
 		InstanceID string   `json:"instance-id"`
@@ -81,12 +81,12 @@ func (s Seed) makeFiles() (map[string]string, error) {
 	return files, nil
 }
 
-// escapeForYAML makes JSON valid YAML, which it is but for the characters that YAML calls not
-// printable: cloud-init would refuse the document, and with it all that is on the disk.
+// escapeForYAML makes JSON valid YAML: it escapes the characters that JSON allows and YAML calls
+// not printable. With one of them cloud-init would reject the whole disk.
 func escapeForYAML(document string) string {
 	var out strings.Builder
 	for _, r := range document {
-		if r >= 0x7f && r < 0xa0 || r == '\ufeff' || r == '\ufffe' || r == '\uffff' {
+		if (r >= 0x7f && r < 0xa0) || r == '\ufeff' || r == '\ufffe' || r == '\uffff' {
 			fmt.Fprintf(&out, `\u%04x`, r)
 		} else {
 			out.WriteRune(r)
@@ -95,7 +95,7 @@ func escapeForYAML(document string) string {
 	return out.String()
 }
 
-// writeISO makes an ISO image of the given files, in a folder that the library removes.
+// writeISO makes an ISO image of files. The library uses dir as its workspace, and removes it.
 func writeISO(path, dir string, files map[string]string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err

@@ -16,18 +16,17 @@ import (
 )
 
 // startedProcess is the content of StartedFile: the QEMU that was started last. Process ID and
-// start time identify it, whatever it makes of its command line.
+// start time identify it, even if it changes its command line.
 type startedProcess struct {
-	// UUID is the machine's: another one's folder may be a copy of this one's.
+	// UUID is the machine's UUID: the folder may be a copy of another machine's folder.
 	UUID string `json:"uuid"`
 	PID  int    `json:"pid"`
-	// StartTicks is when it was started: see proc.StartTicks.
+	// StartTicks is the time of the start: see proc.StartTicks.
 	StartTicks  int64              `json:"startTicks"`
 	Confinement launch.Confinement `json:"confinement"`
 }
 
-// recordStarted records which QEMU was started. PIDFile stays, for people and for older
-// versions.
+// recordStarted writes StartedFile, and PIDFile for people and for older versions.
 func (m Machine) recordStarted(qemu *launch.Started) error {
 	pid := qemu.Process.Pid
 	if err := m.Staging.ReplaceVolatile(m.File(PIDFile), []byte(strconv.Itoa(pid)+"\n")); err != nil {
@@ -35,7 +34,7 @@ func (m Machine) recordStarted(qemu *launch.Started) error {
 	}
 	ticks, err := proc.StartTicks(pid)
 	if err != nil {
-		return nil //nolint:nilerr // It has ended, which the caller notices.
+		return nil //nolint:nilerr // QEMU has ended, which the caller notices.
 	}
 	content, err := json.Marshal(startedProcess{m.UUID, pid, ticks, qemu.Confinement})
 	if err != nil {
@@ -44,28 +43,29 @@ func (m Machine) recordStarted(qemu *launch.Started) error {
 	return m.Staging.ReplaceVolatile(m.File(StartedFile), append(content, '\n'))
 }
 
-// findStarted returns the QEMU that was started last, if its process still exists; nil if
-// that is not known, as where Drover ended before it could record it.
+// findStarted returns the QEMU that was started last. It returns nil if the process no longer
+// exists, or was not recorded since Drover ended before.
 func (m Machine) findStarted() (*startedProcess, error) {
 	content, _, err := atomicfile.Read(m.File(StartedFile), maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // Nil is for none.
+		return nil, nil //nolint:nilnil // There is no record.
 	}
 	if err != nil {
 		return nil, err
 	}
 	var started startedProcess
 	if err := json.Unmarshal(content, &started); err != nil || started.UUID != m.UUID {
-		return nil, nil //nolint:nilnil,nilerr // It is not this machine's.
+		return nil, nil //nolint:nilnil,nilerr // The record is damaged, or of another machine.
 	}
 	ticks, err := proc.StartTicks(started.PID)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && (ticks != started.StartTicks || proc.UserID(started.PID) != int64(started.Confinement.UserID)) {
-		return nil, nil //nolint:nilnil // Nil is for none.
+	isAnother := err == nil && (ticks != started.StartTicks || proc.UserID(started.PID) != int64(started.Confinement.UserID))
+	if errors.Is(err, fs.ErrNotExist) || isAnother {
+		return nil, nil //nolint:nilnil // The process has ended.
 	}
 	return &started, err
 }
 
-// FindConfinement returns how the machine's QEMU is confined; nil if that is not known.
+// FindConfinement returns how the machine's QEMU is confined, nil if unknown.
 func (m Machine) FindConfinement() (*launch.Confinement, error) {
 	started, err := m.findStarted()
 	if started == nil {
@@ -74,10 +74,9 @@ func (m Machine) FindConfinement() (*launch.Confinement, error) {
 	return &started.Confinement, err
 }
 
-// findOwnProcess returns the process ID of the machine's last QEMU, whatever it looks like by
-// now: one that its guest broke out of can free its run lock and change its command line. It
-// never returns a process of the user of this program, which could have written the file;
-// then it returns 0.
+// findOwnProcess returns the process ID of the last started QEMU, 0 if unknown. It finds also a
+// QEMU that has freed its run lock and changed its command line, as after a guest broke out. It
+// never returns a process of this program's user, since a file that QEMU has written could name it.
 func (m Machine) findOwnProcess() (pid int) {
 	started, err := m.findStarted()
 	if err != nil || started == nil || int64(started.Confinement.UserID) == int64(os.Geteuid()) {

@@ -19,12 +19,11 @@ const (
 	maxEngineID = 128
 )
 
-// BindingOf returns where the server of a VirtualMachine is, according to the
-// object. The status takes precedence over the annotation, since a user's manifest
-// cannot change it. A binding of another UID came with a copied object and is
-// ignored. One without a UID proves nothing and is not ignored either: LacksUID. If
-// all is lost but that the VirtualMachine had a server, the engine's id is empty.
-// Both are empty if nothing is known.
+// BindingOf returns the driver and the engine that the object names for its server. The status takes
+// precedence over the annotation, since a user's manifest cannot change the status. A binding with
+// another UID came with a copied object and is ignored. A binding without a UID proves nothing, but is
+// not ignored either: see LacksUID. If the object only shows that it had a server, the engine's ID is
+// empty. If it shows nothing, the driver is empty too.
 func BindingOf(vm *api.VirtualMachine) api.Binding {
 	status, annotation := vm.Status.Binding, parseAnnotation(vm.Annotations[api.AnnotationBound])
 	for _, b := range []*api.Binding{status, annotation} {
@@ -43,18 +42,18 @@ func BindingOf(vm *api.VirtualMachine) api.Binding {
 	return api.Binding{}
 }
 
-// IsStatusCopied reports whether the status was written about another object, of
-// which this one is a copy.
+// IsStatusCopied reports whether the status belongs to another object, from which this object was
+// copied.
 func IsStatusCopied(vm *api.VirtualMachine) bool {
 	b := vm.Status.Binding
 	return b != nil && b.UID != "" && b.UID != vm.UID
 }
 
-// LacksUID reports whether all that is known of the engine is a binding without a UID.
-// It may be that of the VirtualMachine, or have come with a copy of another.
+// LacksUID reports whether the binding names an engine but not a UID. Such a binding may belong to
+// the VirtualMachine, or may have been copied from another object.
 func LacksUID(bound api.Binding) bool { return bound.EngineID != "" && bound.UID == "" }
 
-// parseAnnotation returns the binding that an annotation has, or nil if it has none.
+// parseAnnotation returns the binding in the value of an annotation, or nil if the value is not valid.
 func parseAnnotation(value string) *api.Binding {
 	name, rest, _ := strings.Cut(value, "/")
 	engine, uid, hasUID := strings.Cut(rest, "/")
@@ -64,8 +63,8 @@ func parseAnnotation(value string) *api.Binding {
 	return &api.Binding{Driver: name, EngineID: engine, UID: types.UID(uid)}
 }
 
-// hasFinalizer reports whether a VirtualMachine has Drover's finalizer. controllerutil would
-// slow the start of kubectl-vm, which prints decisions.
+// hasFinalizer reports whether a VirtualMachine has Drover's finalizer. It does without controllerutil,
+// whose import would slow the start of kubectl-vm.
 func hasFinalizer(vm *api.VirtualMachine) bool {
 	return slices.Contains(vm.Finalizers, api.FinalizerServer)
 }
@@ -75,7 +74,7 @@ func AnnotationOf(b api.Binding) string {
 	return engineText(b) + "/" + string(b.UID)
 }
 
-// engineText names the engine of a binding in messages.
+// engineText returns the driver and the engine of a binding, for messages.
 func engineText(b api.Binding) string {
 	if b.EngineID == "" {
 		return b.Driver
@@ -90,9 +89,9 @@ func IsBound(vm *api.VirtualMachine) bool {
 	return hasFinalizer(vm) && bound.UID != "" && vm.Annotations[api.AnnotationBound] == AnnotationOf(bound)
 }
 
-// DriverOf returns the driver that a VirtualMachine belongs to: the one that it is
-// bound to, else the one that it requests, else the default. It is empty if that
-// driver does not run here.
+// DriverOf returns the driver of a VirtualMachine: the driver of its binding, else the driver
+// that its spec names, else the first of drivers, which is the default. It returns "" if
+// drivers does not contain the driver.
 func DriverOf(vm *api.VirtualMachine, drivers []string) string {
 	name := BindingOf(vm).Driver
 	if name == "" {

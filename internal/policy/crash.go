@@ -10,28 +10,26 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// stableRun is how long a run must last for the count of crashes in a row to start
-// from zero at its end.
+// stableRun is how long a run must last so that its crash counts as the first in a row.
 //
-// countShortRun (internal/controller/outcome.go) counts a start after a crash in
-// status.operation, whose failure is then Exited, and countUntilStable (power.go) keeps the
-// count until the run is stable, which internal/controller/facttimes measures by this
-// process's clock. Only starts by Drover count: under docker the engine itself restarts a
-// container that ended, and a server gets here where the engine does not, or has given up.
+// countShortRun (internal/controller/outcome.go) counts a start after a crash in status.operation, with failure
+// Exited. countUntilStable (power.go) keeps the count until the run is stable; internal/controller/facttimes
+// measures the run by this process's clock. Only starts by Drover count: under docker the engine itself restarts a
+// container that ended, and Drover starts the server only if the engine does not, or has given up.
 const stableRun = 10 * time.Second
 
-// stableAfterEviction takes the place of stableRun if the host has evicted two runs in a row, as a kubelet
-// does with a pod that fills its disk. Filling the disk takes minutes, and the kubelet looks every 10 s, so
-// such runs are longer than stableRun. It is twice the longest backoff, as for the containers of a kubelet.
+// stableAfterEviction replaces stableRun if the host has evicted two runs in a row, as a kubelet evicts a
+// pod that fills its disk. Filling the disk takes minutes, and the kubelet checks it every 10 s, so such runs
+// are longer than stableRun. Twice the longest backoff is also how a kubelet resets the backoff of containers.
 const stableAfterEviction = 2 * maxBackoff
 
 // decideEnded applies the restart policy to a server that is off.
 func decideEnded(in Input) Decision {
 	exit := in.Observed.Server.Exit
 	if !exit.HasEnded && in.VM.Status.Operation.IsCounting() {
-		return planCreation(in, PowerOn) // the pod of an ephemeral server that has not run: nothing is left of the run before
+		return planCreation(in, PowerOn) // the new pod of an ephemeral server: it has not run, and the crashed run has left nothing
 	}
-	if !hasEndedUnasked(in) {
+	if !hasEndedUnexpectedly(in) {
 		return planEnsure(in, api.OperationStart, PowerOn, api.ReasonStarting, "")
 	}
 	policy := in.VM.Spec.RestartPolicy
@@ -45,11 +43,11 @@ func decideEnded(in Input) Decision {
 	return planStartAgain(in, PowerOn)
 }
 
-// hasEndedUnasked reports whether a run is over that Drover was not asked to end. The operation Stop
-// also stands for a stop by others, which a disruption shows; driver pod shows one for each deletion
-// of a pod. A start after a stop by others counts it. The operation of a stop that has led to a server
-// which is off as asked is over, and the start after it counts nothing.
-func hasEndedUnasked(in Input) bool {
+// hasEndedUnexpectedly reports whether a run has ended that Drover was not asked to end. The operation
+// Stop also records a stop by others. A disruption tells the two apart: driver pod reports one for each
+// deletion of a pod. A start after a stop by others counts the ended run. A start after a stop that the
+// spec asked for counts nothing, because that stop's operation has been removed from the status.
+func hasEndedUnexpectedly(in Input) bool {
 	server, status := in.Observed.Server, in.VM.Status
 	if !IsStoppedByDrover(status, server.Run) {
 		return server.Exit.HasEnded
@@ -58,15 +56,15 @@ func hasEndedUnasked(in Input) bool {
 	return server.Exit.HasEnded && server.Disruption != "" && (op.Type == api.OperationStop || op.IsCounting())
 }
 
-// wasEndedByOthers reports whether the host, or someone who drains it, has ended the run, and not the guest. A
-// disruption after a reported end, such as the drain of a pod that had failed, does not count.
+// wasEndedByOthers reports whether the run was ended by the host, or by someone who drains the host, and not by
+// the guest. A disruption after a reported end, such as the drain of a pod that had failed, does not count.
 func wasEndedByOthers(in Input) bool {
 	server := in.Observed.Server
 	return server.Exit.ByHost || IsStoppedByDrover(in.VM.Status, server.Run) || server.Disruption != "" && server.Exit.Code != 0 && !hasReportedEnd(in)
 }
 
-// hasReportedEnd reports whether the status has the end of the run: that it is over, or that its guest had ended by
-// itself while other parts of the server had not. While others end a run, the operation is Stop.
+// hasReportedEnd reports whether the status already says that the run has ended, or that its guest has ended by
+// itself while other parts of the server run. While others end a run, the operation is Stop.
 func hasReportedEnd(in Input) bool {
 	known, operation := in.VM.Status.Server, in.VM.Status.Operation.Type
 	if HasRestarted(in.VM.Status.StartTime, in.Observed.Server.StartedAt) || operation == api.OperationStart {
@@ -75,16 +73,16 @@ func hasReportedEnd(in Input) bool {
 	return known.State == StateStopped || known.State == StateStopping && operation != api.OperationStop && operation != api.OperationRestart
 }
 
-// hasNeverRun reports whether no guest has run in the run that is over. A host that is back after a crash may
-// refuse a server that was seen to run, or no longer know it.
+// hasNeverRun reports whether no guest ran in the run that has ended. The driver's report NeverRan does not count
+// if the run was seen to run: after a crash, a host may refuse that server or no longer know it.
 func hasNeverRun(in Input) bool {
 	server, known := in.Observed.Server, in.VM.Status.Server
 	wasSeen := known.Run != "" && known.Run == server.Run || !in.Since.Run.IsZero()
-	return server.Exit.NeverRan && (!wasSeen || server.Exit.NotStarted)
+	return server.Exit.NeverRan && (!wasSeen || server.Exit.StartFailed)
 }
 
-// planEnded leaves a server off that has ended. Work that the driver has left, such as removing the
-// finalizer of a pod that a drain deletes, changes nothing of the status.
+// planEnded leaves an ended server off. If the driver still has work to do, such as removing the
+// finalizer of a pod that a drain deletes, planEnded calls the driver, with the same status.
 func planEnded(in Input, status StatusIntent) Decision {
 	d := Decision{Status: status}
 	if in.Observed.Server.NeedsEnsure {
@@ -93,15 +91,14 @@ func planEnded(in Input, status StatusIntent) Decision {
 	return d
 }
 
-// IsStoppedByDrover reports whether a run is over because Drover ended it on
-// request, or is about to.
+// IsStoppedByDrover reports whether Drover has ended the run on request, or is ending it.
 func IsStoppedByDrover(status Status, run string) bool {
 	return status.Operation.Type == api.OperationStop || status.Server.StoppedRun != "" && status.Server.StoppedRun == run
 }
 
-// planStartAgain starts a server that was ended by its guest or by others, or never ran: at once after a
-// stable run and after the first short one, with growing delays (Backoff) after more of them. A changed
-// spec, which may help, does not wait.
+// planStartAgain starts a server that was ended by its guest or by others, or that never ran: at once after a
+// stable run and after the first short run, and with growing delays (Backoff) after further short runs. A
+// changed spec ends the delay, since the change may help.
 func planStartAgain(in Input, power Power) Decision {
 	d := planEnsure(in, api.OperationStart, power, api.ReasonRestarting, EndText(in.Observed.Server))
 	starts := failedStarts(in)
@@ -113,20 +110,21 @@ func planStartAgain(in Input, power Power) Decision {
 	return delayStart(in, d, delays)
 }
 
-// isCounted reports whether the operation counts the run that is over already.
+// isCounted reports whether the operation already counts the run that has ended.
 func isCounted(in Input) bool {
 	run := in.Observed.Server.Run
 	return run != "" && in.VM.Status.Operation.Run == run
 }
 
-// wasEvicted reports whether the host has evicted the run that is over. What is left of the run may not show
-// that any more once it is counted.
+// wasEvicted reports whether the host evicted the run that has ended. Once the run is counted, the status also
+// tells, because the server may no longer show the eviction.
 func wasEvicted(in Input) bool {
 	return in.Observed.Server.Exit.Evicted || in.VM.Status.Operation.Evicted && isCounted(in)
 }
 
-// delayStart delays a start after short runs, from when the end of the last one was first seen. What a drain
-// waits for is removed meanwhile, and the run is counted with that, since nothing may be left of it.
+// delayStart delays a start after short runs. The delay counts from when the end of the last run was first seen.
+// During the delay the driver may already clean up what a drain waits for. This update also counts the run, since
+// the cleanup may leave no trace of the run.
 func delayStart(in Input, d Decision, shortRuns int32) Decision {
 	at, passed := in.Since.Exit.Add(Backoff(shortRuns, false)), in.PassedGeneration
 	if in.Observed.Answer == Gone {
@@ -143,7 +141,7 @@ func delayStart(in Input, d Decision, shortRuns int32) Decision {
 }
 
 // failedStarts returns how many starts in a row have failed, or led to a run that was
-// too short. One in which no guest ran is too short, however long a fetch took in it.
+// too short. A run without a guest is too short, even if fetching its image took long.
 func failedStarts(in Input) int32 {
 	op, stable := in.VM.Status.Operation, stableRun
 	if op.Evicted && wasEvicted(in) {
@@ -155,9 +153,9 @@ func failedStarts(in Input) int32 {
 	return op.Attempts
 }
 
-// runTime returns how long the run that is over has lasted: by this process's clock
-// if it observed the run, else by the engine's. A run after a crash whose start is unknown
-// counts as 0: nothing proves that it was stable.
+// runTime returns how long the ended run lasted: by this process's clock if this process
+// observed the run, otherwise by the engine's clock. A run after a crash counts as 0 if its
+// start is unknown, because nothing proves that the run was stable.
 func runTime(in Input) time.Duration {
 	switch {
 	case !in.Since.Run.IsZero():
@@ -168,8 +166,8 @@ func runTime(in Input) time.Duration {
 	return in.Observed.Server.Exit.At.Sub(in.Observed.Server.StartedAt)
 }
 
-// EndText says how the last run of a server ended. A server whose run others have ended as well is not
-// said to have ended by itself.
+// EndText says how the last run of a server ended. If others ended the run too, the text does not
+// claim that the server ended by itself.
 func EndText(server Server) string {
 	text := "the server " + exitText(server.Exit, server.Disruption != "")
 	if server.Disruption != "" {

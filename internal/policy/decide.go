@@ -13,9 +13,9 @@
 //	crash.go     the server has ended by itself: spec.restartPolicy
 //	update.go    the driver has yet to apply a change of the spec
 //
-// Functions named decide choose between decisions, and those named plan make one.
-// binding.go has the driver and the engine that a VirtualMachine belongs to. Package
-// decisions has records of inputs and decisions.
+// Functions named decide choose between decisions, and functions named plan make one
+// decision. binding.go finds the driver and the engine that a VirtualMachine belongs to.
+// Package decisions records inputs and decisions.
 package policy
 
 import (
@@ -26,7 +26,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// OutageDelay is how long an outage lasts before a status reports it.
+// OutageDelay is how long an outage of the engine lasts before a status reports it.
 const OutageDelay = 5 * time.Second
 
 // Decision has the action to take now and the status to report meanwhile.
@@ -37,7 +37,7 @@ type Decision struct {
 	Status StatusIntent `json:"status"`
 	// WakeAt is when to reconcile again even if nothing happens.
 	WakeAt time.Time `json:"wakeAt,omitzero"`
-	// NextTry is when the operation that failed is tried again.
+	// NextTry is when a failed operation is tried again.
 	NextTry time.Time `json:"nextTry,omitzero"`
 }
 
@@ -46,7 +46,7 @@ type Step string
 
 // Values of Step.
 const (
-	// StepNone waits.
+	// StepNone does nothing but wait.
 	StepNone Step = ""
 	// StepEnsure calls the driver's Ensure.
 	StepEnsure Step = "ensure"
@@ -59,27 +59,27 @@ const (
 // Action is the next action on a server, if any.
 type Action struct {
 	Step Step `json:"step,omitzero"`
-	// Operation is under way, about to be taken, or failing. It is empty if the
-	// server is as specified.
+	// Operation is the operation that is under way, about to begin, or failing. It is empty
+	// if the server is as specified.
 	Operation api.OperationType `json:"operation,omitzero"`
 	Power     Power             `json:"power,omitzero"`
 	StopBy    time.Time         `json:"stopBy,omitzero"`
 	// EndRun is the run that a restart ends.
 	EndRun string `json:"endRun,omitzero"`
-	// RecordFirst writes the operation to the status before it is taken, because it
-	// cannot be repeated.
+	// RecordFirst writes the operation to the status before the step is taken, because the
+	// step cannot be repeated.
 	RecordFirst bool `json:"recordFirst,omitzero"`
 	// BeginsStop is set for a restart whose stop has yet to begin.
 	BeginsStop bool `json:"beginsStop,omitzero"`
-	// ShortRuns is set for a start that follows a run which ended by itself. It counts
-	// the starts in a row that have yet to lead to a stable run, this one included. CrashedRun
-	// is that run, and Evicted is set if the host has evicted it.
+	// ShortRuns is set for a start after a run that ended by itself. It counts the starts in
+	// a row, this one included, that have not led to a stable run yet. CrashedRun is the run
+	// that ended, and Evicted is set if the host evicted this run.
 	ShortRuns  int32  `json:"shortRuns,omitzero"`
 	CrashedRun string `json:"crashedRun,omitzero"`
 	Evicted    bool   `json:"evicted,omitzero"`
-	// EndedByOthers is set for a stop that others than Drover have begun, of a run that the spec wants.
+	// EndedByOthers is set for a stop that Drover did not begin, of a run that the spec wants.
 	EndedByOthers bool `json:"endedByOthers,omitzero"`
-	// FollowsUp is set for an update that only the driver asks for: to a user, nothing changes.
+	// FollowsUp is set for an update that only the driver asks for, so that users see no change.
 	FollowsUp bool `json:"followsUp,omitzero"`
 	// Retain releases the server instead of removing it.
 	Retain bool `json:"retain,omitzero"`
@@ -87,7 +87,7 @@ type Action struct {
 	AllDrivers bool `json:"allDrivers,omitzero"`
 }
 
-// IsSameStep reports whether another action is the same step for the same purpose.
+// IsSameStep reports whether other takes the same step, for the same operation and run.
 func (a Action) IsSameStep(other Action) bool {
 	return a.Step == other.Step && a.Operation == other.Operation && a.EndRun == other.EndRun
 }
@@ -105,8 +105,8 @@ type StatusIntent struct {
 	Unobserved bool `json:"unobserved,omitzero"`
 	// Blocked is set while a deletion waits for something to be repaired.
 	Blocked bool `json:"blocked,omitzero"`
-	// Pending are the spec fields that wait for a restart. Refused is the field
-	// that the server cannot have.
+	// Pending are the spec fields that wait for a restart. Refused is the spec field that
+	// the driver cannot apply to this server.
 	Pending List             `json:"pending,omitzero"`
 	Refused api.RefusedField `json:"refused,omitzero"`
 	// RestartHandled marks spec.restartedAt as done.
@@ -149,7 +149,7 @@ func Decide(in Input) Decision {
 	return d
 }
 
-// engineMismatch returns why the engine of this driver is not the VM's, or "".
+// engineMismatch returns why the engine that answers is not known to be the VM's engine, or "" if it is.
 func engineMismatch(in Input) string {
 	bound := in.VM.Binding
 	switch {
@@ -166,13 +166,13 @@ func engineMismatch(in Input) string {
 	return ""
 }
 
-// IsOtherEngine reports whether the engine that answers is not known to be that of a binding.
+// IsOtherEngine reports whether the engine that answers is not known to be the binding's engine.
 func IsOtherEngine(bound api.Binding, engineID string) bool {
 	return LacksUID(bound) || bound.EngineID != "" && engineID != "" && bound.EngineID != engineID
 }
 
-// decideMismatch waits: another engine's answer proves nothing about the server.
-// Only a VM that was never bound is refused.
+// decideMismatch waits, since the answer of another engine proves nothing about the server. It
+// refuses only a VM that was never bound.
 func decideMismatch(in Input) Decision {
 	if in.VM.Binding.Driver == "" {
 		return Decision{Status: StatusIntent{Phase: api.PhaseFailed, Reason: api.ReasonUnknownDriver, Message: engineMismatch(in), Stalled: true}}
@@ -180,8 +180,7 @@ func decideMismatch(in Input) Decision {
 	return Decision{Status: StatusIntent{Phase: api.PhaseUnknown, Reason: api.ReasonEngineMismatch, Message: engineMismatch(in), Unobserved: true}}
 }
 
-// decideUnknown waits for the engine, and reports an outage only after it has
-// lasted.
+// decideUnknown waits for the engine, and reports an outage that lasts longer than OutageDelay.
 func decideUnknown(in Input) Decision {
 	if d, short := decideShortOutage(in); short {
 		return d
@@ -196,8 +195,8 @@ func unknownReason(in Input) string {
 	return api.ReasonEngineUnavailable
 }
 
-// decideShortOutage waits without reporting: for the first list, and for an outage
-// that may end in a moment.
+// decideShortOutage waits without a report: for the engine's first list of servers, and for the end
+// of an outage shorter than OutageDelay.
 func decideShortOutage(in Input) (Decision, bool) {
 	switch {
 	case in.Observed.Fenced:

@@ -12,18 +12,17 @@ import (
 )
 
 const (
-	// DeletionCheckPeriod is the time between two queries to all drivers, while one of
-	// them blocks a deletion.
+	// DeletionCheckPeriod is the time between two queries to all drivers while one of the
+	// drivers blocks a deletion.
 	DeletionCheckPeriod = 30 * time.Second
-	// removalPoll is the delay before a removal under way is first checked again if no
-	// event reports its end.
+	// removalPoll is the delay before the first check of a removal whose end no event has reported.
 	removalPoll = time.Second
 	// removalTimeout is how long a removal may take before the deletion counts as blocked.
 	removalTimeout = 30 * time.Second
 )
 
-// decideDeletion stops the server, removes it, and removes the finalizer when it is
-// gone. A failing stop or an earlier failed creation does not block it.
+// decideDeletion stops the server, removes the server, and then removes the finalizer. Neither a
+// failing stop nor an earlier failed creation blocks the deletion.
 func decideDeletion(in Input) Decision {
 	switch {
 	case in.Driver == "" && in.VM.Binding.Driver == "":
@@ -58,14 +57,14 @@ func decideDeletionUnknown(in Input) Decision {
 	return d
 }
 
-// decideDeletionGone ends the deletion once "gone" is certain. Before that it calls
-// Delete even if no server is found: the call records the new epoch, so a leader that
-// was suspended during a creation can no longer finish it.
+// decideDeletionGone ends the deletion once the server is certain to be gone. Before that it
+// calls Delete even if no server is found: the call records the new epoch on the engine, so a
+// former leader that was suspended during a creation can no longer finish the creation.
 func decideDeletionGone(in Input) Decision {
 	d := planTermination(api.OperationDelete, api.ReasonTerminating, "")
 	if in.Now.Before(in.Observed.SettlesAt) {
 		d.WakeAt = in.Observed.SettlesAt
-		d.Status.Message = fmt.Sprintf("a creation timed out and may still come to its end: checked again at %s", in.Observed.SettlesAt.UTC().Format(time.RFC3339))
+		d.Status.Message = fmt.Sprintf("a creation timed out and may still succeed: checked again at %s", in.Observed.SettlesAt.UTC().Format(time.RFC3339))
 		d.Status.Blocked = true
 		return d
 	}
@@ -79,8 +78,8 @@ func decideDeletionGone(in Input) Decision {
 	return waitForRemoval(in, d)
 }
 
-// decideDeletionElsewhere ends the deletion of an object that is bound to no engine and
-// requests a driver that does not run here, such as a copy from another cluster.
+// decideDeletionElsewhere ends the deletion of an object without a binding whose driver does
+// not run here, such as a copy from another cluster.
 func decideDeletionElsewhere(in Input) Decision {
 	if in.DeletionBlocker != "" {
 		return planBlockedByDriver(in)
@@ -90,8 +89,8 @@ func decideDeletionElsewhere(in Input) Decision {
 	return d
 }
 
-// planBlockedByDriver waits for a driver that has the server of an object without a
-// binding, or that cannot answer whether it has.
+// planBlockedByDriver waits while a driver has the server of an object without a binding, or
+// cannot tell whether it has the server.
 func planBlockedByDriver(in Input) Decision {
 	d := planBlocked(in, in.DeletionBlocker)
 	d.Action.Operation = "" // nothing is under way
@@ -99,8 +98,8 @@ func planBlockedByDriver(in Input) Decision {
 	return d
 }
 
-// decideDeletionStop lets a running guest shut down until its grace period, counted
-// from the deletion, is over. A failed stop is retried until then.
+// decideDeletionStop lets a running guest shut down, and retries a failed stop, until the grace
+// period is over. The grace period counts from the deletion.
 func decideDeletionStop(in Input) (Decision, bool) {
 	d := planTermination(api.OperationStop, api.ReasonStopping, in.Observed.Server.Progress)
 	d.Action.Power, d.Action.StopBy = PowerOff, in.Since.Deletion.Add(gracePeriod(in))
@@ -121,8 +120,7 @@ func decideDeletionStop(in Input) (Decision, bool) {
 	return Decision{}, false
 }
 
-// decideStopRetry stops the guest. If a stop has failed since the deletion, it
-// waits for the next try.
+// decideStopRetry stops the guest, or waits for the next try if a stop has failed since the deletion.
 func decideStopRetry(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
 	d.Action.Step = StepEnsure
@@ -136,8 +134,8 @@ func decideStopRetry(in Input, d Decision) Decision {
 	return d
 }
 
-// waitForRemoval waits while a removal is under way or a failed one waits for its
-// retry.
+// waitForRemoval turns d into waiting while a removal is under way, or while a failed removal
+// waits for its retry.
 func waitForRemoval(in Input, d Decision) Decision {
 	op := in.VM.Status.Operation
 	switch {
@@ -151,8 +149,8 @@ func waitForRemoval(in Input, d Decision) Decision {
 	return d
 }
 
-// planRemoval waits for a removal that is under way. If it lasts, something blocks it, which the driver
-// names, and it is checked ever less often: events report its end.
+// planRemoval waits for a removal that is under way. After removalTimeout it reports what blocks the removal, as
+// the driver says. It checks the removal less and less often, because events report its end.
 func planRemoval(in Input, d Decision) Decision {
 	began := beganAt(in, d.Action.Operation)
 	d.Action.Step, d.WakeAt = StepNone, nextCheck(began, in.Now)
@@ -165,8 +163,8 @@ func planRemoval(in Input, d Decision) Decision {
 	return d
 }
 
-// nextCheck returns the next of the instants at which a removal is checked: 1 s after it began, then after waits
-// that double. They depend on its begin alone, so a pass between two of them changes no status.
+// nextCheck returns the next instant at which a removal is checked: 1 s after the removal began, and then after
+// waits that double. The instants depend only on the begin, so a pass between two checks does not change the status.
 func nextCheck(began, now time.Time) time.Time {
 	at, wait := began.Add(removalPoll), removalPoll
 	for ; !now.Before(at); wait = min(2*wait, maxBackoff) {

@@ -13,17 +13,16 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// Input is everything that Decide considers, as plain data: two inputs compare with ==, and the
-// JSON of one is its record. It is an allowlist, which the controller fills in: user-data, command
-// lines, labels and annotations cannot get into a record, because no field is for them. A field
-// is empty if there is no such fact.
+// Input is everything that Decide considers, as plain data: inputs can be compared with ==, and
+// their JSON is kept in records. Input is also an allowlist: it lacks fields for user-data, command
+// lines, labels and annotations, so they cannot get into a record. The controller fills in the
+// fields, and leaves a field empty if the fact does not exist.
 type Input struct {
 	Now time.Time `json:"now"`
 	VM  VM        `json:"vm"`
 	// Observed is the inventory's answer about the VM's server.
 	Observed Observed `json:"observed,omitzero"`
-	// Driver is the driver of this controller; empty if the VM's driver does not run
-	// here.
+	// Driver is the VM's driver, empty if that driver does not run here.
 	Driver string `json:"driver,omitzero"`
 	// Drivers are the drivers that run here, for messages.
 	Drivers List `json:"drivers,omitzero"`
@@ -35,10 +34,10 @@ type Input struct {
 	PassedGeneration int64 `json:"passedGeneration,omitzero"`
 	// Probe is the readiness probe's result for a running server.
 	Probe ProbeResult `json:"probe,omitzero"`
-	// Since has the instants that waits count from.
+	// Since has the instants from which waits are counted.
 	Since Instants `json:"since,omitzero"`
-	// DeletionBlocker says why the server of a VM without a binding may be on another
-	// driver's engine.
+	// DeletionBlocker says why the deletion of a VM without a binding waits: another driver's
+	// engine has the server, or may have it.
 	DeletionBlocker string `json:"deletionBlocker,omitzero"`
 }
 
@@ -50,7 +49,8 @@ type VM struct {
 	Generation int64     `json:"generation"`
 	// IsDeleted is set once the deletion of the object was requested.
 	IsDeleted bool `json:"deleted,omitzero"`
-	// Binding is the result of BindingOf, and IsBound the result of the function IsBound.
+	// Binding is the result of BindingOf, and IsBound the result of the function IsBound, both
+	// for the object.
 	Binding api.Binding `json:"binding,omitzero"`
 	IsBound bool        `json:"bound"`
 	Spec    Spec        `json:"spec"`
@@ -95,7 +95,7 @@ type ServerStatus struct {
 	Run        string `json:"run,omitzero"`
 }
 
-// Operation has the facts of status.operation. Without a type there is none.
+// Operation has the facts of status.operation. If Type is empty, the status lacks an operation.
 type Operation struct {
 	Type          api.OperationType    `json:"type"`
 	Generation    int64                `json:"generation,omitzero"`
@@ -111,16 +111,15 @@ type Operation struct {
 	Evicted bool `json:"evicted,omitzero"`
 }
 
-// IsCounting reports whether an operation counts starts that have yet to lead to a
-// stable run.
+// IsCounting reports whether the operation counts starts in a row that have not led to a stable run yet.
 func (o Operation) IsCounting() bool { return o.Type == api.OperationStart && o.Attempts > 0 }
 
 // Observed has the facts of the inventory's answer.
 type Observed struct {
 	Answer Answer `json:"answer,omitzero"`
-	// Server is the server of a Present answer.
+	// Server is the server, if Answer is Present.
 	Server Server `json:"server,omitzero"`
-	// Duplicates are the IDs of the servers if there is more than one.
+	// Duplicates are the IDs of all servers of the VM if there is more than one.
 	Duplicates List   `json:"duplicates,omitzero"`
 	EngineID   string `json:"engineID,omitzero"`
 	// DownSince, Cause, BackSince, Fenced and SettlesAt are copied from inventory.Observation.
@@ -131,7 +130,7 @@ type Observed struct {
 	SettlesAt time.Time `json:"settlesAt,omitzero"`
 }
 
-// Answer says whether a server is known to exist.
+// Answer says whether the VM is known to have a server.
 type Answer string
 
 // Values of Answer.
@@ -141,39 +140,41 @@ const (
 	Present Answer = "present"
 )
 
-// Server has the facts of a driver's server.
+// Server has the facts of a driver.Server, which describes the fields.
 type Server struct {
 	ID       string `json:"id,omitzero"`
 	Run      string `json:"run,omitzero"`
 	State    State  `json:"state,omitzero"`
 	Progress string `json:"progress,omitzero"`
 	Note     string `json:"note,omitzero"`
-	// Error is the text of a failure in the background, and ErrorReason its reason, if the driver names one.
+	// Error is the text of a failure in the background. ErrorReason is the reason of that failure,
+	// or empty if the driver gives none.
 	Error       string    `json:"error,omitzero"`
 	ErrorReason string    `json:"errorReason,omitzero"`
 	Exit        Exit      `json:"exit,omitzero"`
 	StartedAt   time.Time `json:"startedAt,omitzero"`
-	// Applied is the size that the server has.
+	// Applied is the size that the server has now.
 	Applied         Size   `json:"applied,omitzero"`
 	NeedsEnsure     bool   `json:"needsEnsure,omitzero"`
 	HostLost        bool   `json:"hostLost,omitzero"`
 	Disruption      string `json:"disruption,omitzero"`
 	IsUnschedulable bool   `json:"unschedulable,omitzero"`
 	IsLeaving       bool   `json:"leaving,omitzero"`
+	IsBooting       bool   `json:"booting,omitzero"`
 }
 
-// Exit is how a run ended, without any output.
+// Exit says how a run ended. It contains none of the guest's output.
 type Exit struct {
 	// HasEnded is set if a run, or its guest, has ended.
 	HasEnded bool      `json:"ended"`
 	Code     int       `json:"code"`
 	Reason   string    `json:"reason,omitzero"`
 	At       time.Time `json:"at,omitzero"`
-	// ByHost is set if the host ended the run, not the guest. NeverRan is set if no guest
-	// ran, and NotStarted if that is because the start failed.
-	ByHost     bool `json:"byHost,omitzero"`
-	NeverRan   bool `json:"neverRan,omitzero"`
-	NotStarted bool `json:"notStarted,omitzero"`
+	// ByHost is set if the host ended the run, not the guest. NeverRan is set if no guest ran in
+	// the run, and StartFailed also if the reason is a failed start.
+	ByHost      bool `json:"byHost,omitzero"`
+	NeverRan    bool `json:"neverRan,omitzero"`
+	StartFailed bool `json:"notStarted,omitzero"`
 	// Evicted is set if the host ended the run because of the resources that it used.
 	Evicted bool `json:"evicted,omitzero"`
 }
@@ -208,33 +209,32 @@ const (
 type ProbeResult struct {
 	// Wanted is set if the spec has a probe.
 	Wanted bool `json:"wanted,omitzero"`
-	// Completed is set once the result is known: the server was probed, or cannot be
-	// because it does not run or lacks an address. OK is the last result, and Message
-	// says why it failed.
+	// Completed is set once the result is known: the server was probed, or it cannot be probed
+	// because it does not run or lacks an address. OK is set if the last probe succeeded;
+	// otherwise Message says why it failed.
 	Completed bool   `json:"completed,omitzero"`
 	OK        bool   `json:"ok,omitzero"`
 	Message   string `json:"message,omitzero"`
 }
 
-// Instants has the instants that waits count from, by this process's clock. The
+// Instants has the instants from which waits are counted, by this process's clock. The
 // zero time means that the fact does not hold.
 //
-// Times in objects and on servers were written by other clocks: the API server's,
-// the engine's, another replica's. They are displayed and compared for equality,
-// but no wait counts from them, since each may be an hour off. After a failover a
-// wait counts from when the new leader first observed its cause, so it at most
-// doubles.
+// Times in objects and on servers come from other clocks: the clock of the API server, of the engine, of
+// another replica. They are displayed and compared for equality, but no wait is counted from them, since
+// each clock may be an hour off. After a failover, a wait is counted from when the new leader first observed
+// the cause of the wait, so the failover at most doubles the wait.
 type Instants struct {
 	// Deletion is when the deletion of the object was first observed.
 	Deletion time.Time `json:"deletion,omitzero"`
-	// Operation is when status.operation was first observed, and Failure when its
-	// last failure was.
+	// Operation is when status.operation was first observed, and Failure when the last
+	// failure of this operation was first observed.
 	Operation time.Time `json:"operation,omitzero"`
 	Failure   time.Time `json:"failure,omitzero"`
-	// Cleanup is when a cleanup after the last run became due (IsCleanupDue).
+	// Cleanup is when the cleanup after the last run became due (IsCleanupDue).
 	Cleanup time.Time `json:"cleanup,omitzero"`
-	// Run is when the server's run was first observed running, and Exit when it was
-	// first observed over.
+	// Run is when the server's run was first observed running, and Exit when the run was
+	// first observed to have ended.
 	Run  time.Time `json:"run,omitzero"`
 	Exit time.Time `json:"exit,omitzero"`
 }
@@ -248,7 +248,7 @@ const (
 	maxNames = 64
 )
 
-// ListOf returns the list of the first names.
+// ListOf returns a list of the first maxNames names.
 func ListOf(names ...string) List {
 	var l strings.Builder
 	for _, name := range names[:min(len(names), maxNames)] {

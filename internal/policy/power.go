@@ -11,7 +11,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// decidePower compares the server with the desired power state.
+// decidePower decides how the server gets to the power state that the spec wants.
 func decidePower(in Input) Decision {
 	power := powerOf(in)
 	if in.Observed.Answer == Gone {
@@ -38,8 +38,8 @@ func decidePower(in Input) Decision {
 	return decideOn(in)
 }
 
-// decideLost asks the driver for a server that may run or not. The driver fails until that is
-// known again.
+// decideLost calls the driver for a server that may or may not run. The call fails until the driver
+// knows whether the server runs.
 func decideLost(in Input, power Power) Decision {
 	operation := api.OperationStart
 	if power == PowerOff {
@@ -59,8 +59,8 @@ func powerOf(in Input) Power {
 	return PowerOn
 }
 
-// planCreation returns the decision to make the server. A start after a crash goes on: an ephemeral server
-// is gone between two runs, and its crashes still count.
+// planCreation returns the decision to create the server. If the server is being started after a crash, the
+// operation stays Start: an ephemeral server is gone between two runs, and its crashes still count.
 func planCreation(in Input, power Power) Decision {
 	op := creatingOperation(in, power)
 	if op != api.OperationStart {
@@ -71,7 +71,7 @@ func planCreation(in Input, power Power) Decision {
 	return delayStart(in, d, d.Action.ShortRuns-1)
 }
 
-// creatingOperation returns the operation that makes a server which is gone, or about to be.
+// creatingOperation returns the operation that creates a server in place of one that is gone or being removed.
 func creatingOperation(in Input, power Power) api.OperationType {
 	isPending := in.Observed.Answer == Present && in.Observed.Server.State == StatePending
 	if power != PowerOff && !isPending && in.VM.Status.Operation.IsCounting() {
@@ -80,8 +80,8 @@ func creatingOperation(in Input, power Power) api.OperationType {
 	return api.OperationCreate
 }
 
-// isWaiting reports whether the operation was requested already and waits: for an image, or until the
-// engine has removed the last run. The existing server is unchanged meanwhile.
+// isWaiting reports whether the driver was already asked for the operation and waits for an image, or until
+// the engine has removed the last run. Until then the existing server stays unchanged.
 func isWaiting(in Input, d Decision) bool {
 	server := in.Observed.Server
 	if d.Action.Step != StepEnsure || d.Action.RecordFirst || server.NeedsEnsure || server.Progress == "" || server.Error != "" || server.State == StatePending || server.State == StateStopping {
@@ -92,8 +92,8 @@ func isWaiting(in Input, d Decision) bool {
 	return in.Done == d.Action.Operation || requested
 }
 
-// decidePending waits for a fetch. It continues when the fetch has ended or the
-// spec has changed.
+// decidePending waits for the image to be fetched. It calls the driver when the fetch has ended
+// or the spec has changed.
 func decidePending(in Input, power Power) Decision {
 	server := in.Observed.Server
 	if server.Progress != "" && server.Error == "" && in.PassedGeneration == in.VM.Generation {
@@ -102,9 +102,9 @@ func decidePending(in Input, power Power) Decision {
 	return planCreation(in, power)
 }
 
-// decideStopping waits for a stop, whatever requested it, and forces it when the
-// grace period is over. A guest that has ended by itself, while other parts of its server,
-// such as a sidecar, have not, is not being stopped.
+// decideStopping waits for a stop, whoever requested it, and forces the stop when the grace
+// period is over. If the guest has ended by itself and other parts of the server still run,
+// such as a sidecar, nobody is stopping the server.
 func decideStopping(in Input, power Power) Decision {
 	operation := api.OperationStop
 	end := ""
@@ -123,7 +123,7 @@ func decideStopping(in Input, power Power) Decision {
 		d.Status.Message = strings.TrimSuffix(in.Observed.Server.Disruption+"; "+in.Observed.Server.Progress, "; ")
 	}
 	switch wait := d.Action.StopBy; {
-	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit.HasEnded && in.Observed.Server.Disruption == "": // no guest is left to wait for
+	case in.Observed.Server.NeedsEnsure, in.Observed.Server.Exit.HasEnded && in.Observed.Server.Disruption == "": // the guest does not need time to shut down
 	case wait.IsZero():
 		d.Action.Step = StepNone
 	case in.Now.Before(wait):
@@ -132,8 +132,8 @@ func decideStopping(in Input, power Power) Decision {
 	return d
 }
 
-// hasGuestEnded reports whether the guest of a server that stops has ended by itself. If others are ending the
-// server, only an end that was reported before counts.
+// hasGuestEnded reports whether the guest of a stopping server has ended by itself. If others are ending the
+// server, the guest's end counts only if the status reported it before.
 func hasGuestEnded(in Input) bool {
 	server := in.Observed.Server
 	return server.Exit.HasEnded && (server.Disruption == "" || hasReportedEnd(in))
@@ -148,8 +148,8 @@ func planEndedGuest(in Input, power Power) Decision {
 	return planWait(in, in.VM.Status.Operation.Type, api.ReasonStopping, server.Progress)
 }
 
-// isEndedByOthers reports whether others than Drover end a run that the spec wants, as a drain does: with another
-// grace period, which the engine keeps to.
+// isEndedByOthers reports whether something other than Drover is ending a run that the spec wants, such as a
+// drain. The engine then applies the drain's grace period, not that of the spec.
 func isEndedByOthers(in Input, operation api.OperationType) bool {
 	return in.Observed.Server.Disruption != "" && operation == api.OperationStop && powerOf(in) != PowerOff
 }
@@ -174,7 +174,7 @@ func decidePaused(in Input) Decision {
 	case StateStarting:
 		return decideStarting(in, PowerPaused)
 	case StateStopped, StateRestarting:
-		if hasEndedUnasked(in) {
+		if hasEndedUnexpectedly(in) {
 			return planStartAgain(in, PowerPaused)
 		}
 		return planEnsure(in, api.OperationStart, PowerPaused, api.ReasonStarting, "")
@@ -223,8 +223,8 @@ func decideWithoutRestart(in Input) Decision {
 	return planRunning(in)
 }
 
-// decideStarting waits for a start, unless the driver has yet to complete what it began. It gets a
-// changed spec at once: what the start waits for may be what was changed.
+// decideStarting waits for a start, but calls the driver if the driver has work left, or if the spec has
+// changed: the change may provide what the start waits for.
 func decideStarting(in Input, power Power) Decision {
 	server, reason := in.Observed.Server, api.ReasonStarting
 	if server.IsUnschedulable {
@@ -254,6 +254,8 @@ func planRunning(in Input) Decision {
 		if server.HostLost {
 			d.Status.Phase = api.PhaseUnknown
 		}
+	case server.IsBooting:
+		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonBooting, "the guest boots, and has not started its command"
 	case in.Probe.Wanted && !in.Probe.OK && !hasProbePassed(in):
 		d.Status.Ready, d.Status.Reason, d.Status.Message = false, api.ReasonProbeFailing, in.Probe.Message
 	case refusedField(in).Field != "": // Decide reports it, for every settled state
@@ -275,8 +277,8 @@ func countUntilStable(in Input, d Decision) Decision {
 	return d
 }
 
-// hasProbePassed reports whether a probe that is not complete yet had passed before
-// this controller started: the run is the same, and it was ready.
+// hasProbePassed reports whether the probe passed in this run before this controller started
+// and has not completed since: the VM was ready, and its run is still the same.
 func hasProbePassed(in Input) bool {
 	started := in.VM.Status.StartTime
 	return !in.Probe.Completed && in.VM.Status.Ready && !started.IsZero() && !HasRestarted(started, in.Observed.Server.StartedAt)
@@ -290,7 +292,7 @@ func planEnsure(in Input, operation api.OperationType, power Power, reason, mess
 	return d
 }
 
-// planWait returns the decision to let an operation that is under way continue.
+// planWait returns the decision to wait while an operation is under way.
 func planWait(in Input, operation api.OperationType, reason, message string) Decision {
 	phase := api.PhaseCreating
 	if in.Observed.Answer == Present {

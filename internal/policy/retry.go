@@ -14,22 +14,21 @@ const (
 	firstBackoff = time.Second
 	maxBackoff   = 5 * time.Minute
 	slowBackoff  = 30 * time.Second
-	// bindRetry is the delay before retrying a VM that could not be bound because
-	// the engine became known a moment too late.
+	// bindRetry is the delay before another try to bind a VM whose engine was not known in time.
 	bindRetry = time.Second
 )
 
-// maxRecordings is how many steps in a row may have objects recorded and do nothing else. A restart
-// has two: it records the end of the last run, and then what the next one needs.
+// maxRecordings is how many steps in a row may only record the server's objects. A restart needs two:
+// it records the end of the last run, and then the objects of the next run.
 const maxRecordings = 3
 
-// IsStuck reports whether so many steps in a row had objects recorded, and neither succeeded nor
-// failed, that the last of them counts as a failure and backs off.
+// IsStuck reports whether too many steps in a row only recorded objects, without success or failure. The
+// last of these steps then counts as a failure and backs off.
 func IsStuck(recordings int) bool { return recordings > maxRecordings }
 
-// isOnHold reports whether a failed operation waits for its next try. A refused
-// operation waits for a new spec, for another leader, which may have other
-// settings, such as the allowed registries, or for a driver that asks for an Ensure.
+// isOnHold reports whether a failed operation waits for its next try. A refused operation waits
+// for a new spec, for a driver that asks for an Ensure, or for another leader, whose settings,
+// such as the allowed registries, may differ.
 func isOnHold(in Input) bool {
 	op := in.VM.Status.Operation
 	if op.Type == "" || op.Type == api.OperationDelete || op.Type == api.OperationRelease || op.Failure == api.FailureExited || !isStillWaiting(in) {
@@ -38,22 +37,21 @@ func isOnHold(in Input) bool {
 	return op.Failure == api.FailureRefused && op.Epoch == in.Epoch && !isEnsureDue(in) || in.Now.Before(nextTry(in))
 }
 
-// isEnsureDue reports whether the driver has work that a refused spec must not delay: a cleanup, or a change of the
-// operator's settings for a server that runs.
+// isEnsureDue reports whether the driver has work to do although it refuses the spec: a cleanup, or applying new
+// settings of the operator to a running server.
 func isEnsureDue(in Input) bool {
 	asks := in.Observed.Answer == Present && in.Observed.Server.NeedsEnsure
 	return IsCleanupDue(in.Observed) || asks && in.VM.Status.Operation.Failure == api.FailureRefused && in.VM.Status.Operation.Epoch == in.Epoch
 }
 
-// IsCleanupDue reports whether the driver has to remove what the last run of a server that is off has left,
-// such as the finalizer of a pod that is being deleted. That does not depend on the spec.
+// IsCleanupDue reports whether a server is off and the driver has to remove the remains of its last run, such
+// as the finalizer of a pod that is being deleted. The removal does not depend on the spec.
 func IsCleanupDue(observed Observed) bool {
 	return observed.Answer == Present && observed.Server.State == StateStopped && observed.Server.NeedsEnsure
 }
 
-// isStillWaiting reports whether nothing has happened that ends the wait of a
-// failed operation: a new spec, a server that differs from the one
-// that the last try left, or an engine that came back.
+// isStillWaiting reports whether a failed operation still has to wait for its next try. A new spec,
+// a server that has changed since the last try, or an engine that came back ends the wait.
 func isStillWaiting(in Input) bool {
 	op := in.VM.Status.Operation
 	if in.VM.Generation != op.Generation || !IsAsReported(in.VM.Status.Server, in.Observed) {
@@ -62,8 +60,8 @@ func isStillWaiting(in Input) bool {
 	return op.NextRetryTime.IsZero() || !in.Observed.BackSince.After(in.Since.Failure)
 }
 
-// nextTry returns when a failed operation is retried, by this process's clock. It
-// is the zero time if no retry is planned.
+// nextTry returns when a failed operation is tried again, by this process's clock, or the zero
+// time if no retry is planned.
 func nextTry(in Input) time.Time {
 	op := in.VM.Status.Operation
 	if op.NextRetryTime.IsZero() && !isEnsureDue(in) {
@@ -76,9 +74,9 @@ func nextTry(in Input) time.Time {
 	return in.Since.Failure.Add(wait)
 }
 
-// cleanupBackoff returns the wait before the next cleanup, which a drain may wait for. The first is not delayed
-// by failures from before it was due. After a failed cleanup, the wait is the time since it became due, so each
-// wait is about twice the one before.
+// cleanupBackoff returns the wait before the next try of a cleanup. A drain may wait for the cleanup, so failures
+// from before the cleanup was due do not delay its first try. After a failed try, the wait is the time from when
+// the cleanup became due to the failure, so that each wait is about twice the previous one.
 func cleanupBackoff(in Input) time.Duration {
 	if !hasCleanupFailed(in) {
 		return 0
@@ -86,13 +84,13 @@ func cleanupBackoff(in Input) time.Duration {
 	return max(firstBackoff, in.Since.Failure.Sub(in.Since.Cleanup))
 }
 
-// hasCleanupFailed reports whether the last failure is of a call that had to remove what the last run has left.
+// hasCleanupFailed reports whether the last failed call had to remove the remains of the last run.
 func hasCleanupFailed(in Input) bool {
 	return IsCleanupDue(in.Observed) && in.VM.Status.Operation.Failure != "" && !in.Since.Failure.Before(in.Since.Cleanup)
 }
 
-// IsAsReported reports whether the server is as the status says. No server and a
-// server whose image is still being fetched count as the same.
+// IsAsReported reports whether the server is as the status says. A server whose image is still
+// being fetched counts as no server.
 func IsAsReported(left ServerStatus, observed Observed) bool {
 	none := observed.Answer == Gone || observed.Server.State == StatePending
 	if left == (ServerStatus{}) || left.State == StatePending {
@@ -105,7 +103,7 @@ func decideHold(in Input) Decision {
 	op := in.VM.Status.Operation
 	d := Decision{Action: Action{Operation: op.Type}, Status: StatusIntent{Phase: api.PhaseFailed, Reason: op.Reason, Message: op.LastError}}
 	if hasCleanupFailed(in) {
-		d.Status.Message = "what the last run has left is not removed yet: " + op.LastError
+		d.Status.Message = "the remains of the last run are not removed yet: " + op.LastError
 	}
 	if next := nextTry(in); in.Now.Before(next) {
 		d.WakeAt, d.NextTry = next, next
@@ -117,9 +115,8 @@ func decideHold(in Input) Decision {
 	return d
 }
 
-// Backoff returns the wait after the n-th failure in a row: 1 s, doubling to 5 min.
-// If slow, as for exhausted resources, which seldom return at once, it is at least
-// 30 s.
+// Backoff returns the wait after the n-th failure in a row: 1 s, doubling up to 5 min. If slow
+// is set, the wait is at least 30 s: exhausted resources seldom return at once.
 func Backoff(n int32, slow bool) time.Duration {
 	d := firstBackoff
 	for ; n > 1 && d < maxBackoff; n-- {

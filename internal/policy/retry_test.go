@@ -119,7 +119,7 @@ func TestEnsureOfARefusedServer(t *testing.T) {
 // TestCleanupThatKeepsFailing checks that the first try to remove what the last run has left does not wait for
 // the failures before, that each further wait is longer, up to that of other failures, and that the status says so.
 func TestCleanupThatKeepsFailing(t *testing.T) {
-	const left = "what the last run has left"
+	const left = "the remains of the last run"
 	vm := policytest.ReportedVM().With(policytest.WithOperation(api.OperationStart, 0, "")).With(policytest.WithServer("id-1", policy.StateStopped))
 	in := vm.Observing(policytest.ChangeServer(policytest.Ended(1), func(s *policy.Server) { s.NeedsEnsure = true }))
 	in.VM.Status.Operation.Attempts, in.VM.Status.Operation.Failure, in.VM.Status.Operation.Generation = 20, api.FailureFailed, in.VM.Generation

@@ -10,12 +10,12 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// needsUpdate reports whether the spec must be passed to the driver: there is a change, or
-// the driver asks for it.
+// needsUpdate reports whether the spec must be passed to the driver, because there is a change or
+// because the driver asks for the spec.
 func needsUpdate(in Input) bool { return in.Observed.Server.NeedsEnsure || hasChange(in) }
 
-// hasChange reports whether this generation of the spec was not passed to the driver yet,
-// or the server differs from it.
+// hasChange reports whether the driver has yet to get this generation of the spec, or the server
+// differs from the spec.
 func hasChange(in Input) bool {
 	if in.VM.Generation != in.PassedGeneration {
 		return true
@@ -26,8 +26,7 @@ func hasChange(in Input) bool {
 	return hasDrifted(in.VM.Spec.Size, in.Observed.Server.Applied)
 }
 
-// pendingFields returns the fields that wait for a restart, as Ensure last
-// reported.
+// pendingFields returns the fields that wait for a restart, as the last Ensure reported them.
 func pendingFields(in Input) List {
 	if in.Observed.Answer == Gone {
 		return ""
@@ -35,8 +34,8 @@ func pendingFields(in Input) List {
 	return in.VM.Status.PendingFields
 }
 
-// PendingText says that fields wait for a restart, which nothing starts while the server is to
-// be paused.
+// PendingText says that fields wait for a restart, and how to restart. While the spec wants the server
+// paused, spec.restartedAt alone does not restart it.
 func PendingText(action api.Action, fields List) string {
 	how := "change spec.restartedAt to restart now"
 	if action == api.ActionPaused {
@@ -45,8 +44,7 @@ func PendingText(action api.Action, fields List) string {
 	return strings.Join(fields.Names(), ", ") + ": applied at the next restart (" + how + ")"
 }
 
-// refusedField returns the field that the server cannot have, as Ensure last
-// reported.
+// refusedField returns the field that the driver cannot apply to the server, as the last Ensure reported it.
 func refusedField(in Input) api.RefusedField {
 	if in.Observed.Answer == Gone {
 		return api.RefusedField{}
@@ -54,13 +52,14 @@ func refusedField(in Input) api.RefusedField {
 	return in.VM.Status.RefusedField
 }
 
-// HasRestarted reports whether a server was started since a status, which has microseconds,
-// recorded a start.
+// HasRestarted reports whether a server has started again since the status recorded its start. Times in
+// a status have microseconds.
 func HasRestarted(recorded, started time.Time) bool {
 	return !recorded.IsZero() && !started.IsZero() && !recorded.Equal(started.Truncate(time.Microsecond))
 }
 
-// hasDrifted reports whether the server's size was changed outside of Drover.
+// hasDrifted reports whether the server has another size than the spec, because something outside of
+// Drover changed it.
 func hasDrifted(want, have Size) bool {
 	return have.CPUMilli != 0 && have.CPUMilli != want.CPUMilli ||
 		have.MemoryBytes != 0 && have.MemoryBytes != want.MemoryBytes

@@ -20,10 +20,10 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// resource is the resource whose subresources the streams are.
+// resource is the API resource that has the streams as subresources.
 var resource = schema.GroupResource{Group: api.SchemeGroupVersion.Group, Resource: "virtualmachines"}
 
-// authorizeUser asks whether the user may use the stream.
+// authorizeUser returns an error unless the API server allows the user to use the stream.
 func (c *call) authorizeUser(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
@@ -47,7 +47,7 @@ func (c *call) authorizeAs(ctx context.Context, a authorizer.AttributesRecord) e
 	return nil
 }
 
-// forbiddenError reads like an answer of the API server.
+// forbiddenError returns the error that the API server would return.
 func forbiddenError(a authorizer.AttributesRecord) error {
 	full := schema.GroupResource{Group: a.APIGroup, Resource: a.Resource + "/" + a.Subresource}
 	scope := "at the cluster scope"
@@ -58,12 +58,12 @@ func forbiddenError(a authorizer.AttributesRecord) error {
 		" resource \""+full.Resource+"\" in API group \""+full.Group+"\" "+scope))
 }
 
-// watchAuthorization ends a stream that has been idle for long, whose VirtualMachine is gone, or whose
-// user has lost the right.
-func (c *call) watchAuthorization() {
+// checkPeriodically ends the stream when it has been idle for too long, when its VirtualMachine is gone, or
+// when its user has lost the right to use it.
+func (c *call) checkPeriodically() {
 	ticker := c.Clock.NewTicker(c.times.check)
 	defer ticker.Stop()
-	asked := c.Clock.Now()
+	checkedRight := c.Clock.Now()
 	for {
 		select {
 		case <-c.ctx.Done():
@@ -72,8 +72,8 @@ func (c *call) watchAuthorization() {
 		}
 		now := c.Clock.Now()
 		err := errors.Join(c.checkIdle(now), c.checkVM())
-		if err == nil && now.Sub(asked) >= c.times.recheck {
-			asked = now
+		if err == nil && now.Sub(checkedRight) >= c.times.recheck {
+			checkedRight = now
 			err = c.checkRight(now)
 		}
 		if err != nil {
@@ -101,14 +101,14 @@ func (c *call) checkVM() error {
 // identityKey is the key of the value that WithIdentity stores in a context.
 type identityKey struct{}
 
-// WithIdentity returns the context of a request whose stream ends soon after isKnown returns
-// false: the user is no longer who they proved to be.
+// WithIdentity returns a context for a request whose credentials may become invalid. The stream ends soon
+// after isKnown returns false.
 func WithIdentity(ctx context.Context, isKnown func() bool) context.Context {
 	return context.WithValue(ctx, identityKey{}, isKnown)
 }
 
-// checkRight returns an error if the user has lost the right or the identity, or these could
-// not be confirmed for long.
+// checkRight returns an error if the user's credentials are no longer valid, if the user has lost the right, or
+// if the right could not be confirmed for too long (times.unanswered).
 func (c *call) checkRight(now time.Time) error {
 	if isKnown, ok := c.ctx.Value(identityKey{}).(func() bool); ok && !isKnown() {
 		return errNotKnown
@@ -124,9 +124,9 @@ func (c *call) checkRight(now time.Time) error {
 	return nil
 }
 
-// checkAccount returns an error if the user is a ServiceAccount that was deleted. Its RoleBindings outlive it, so
-// a SubjectAccessReview does not tell, and its token is not kept. An account without a UID is impersonated, and
-// need not exist.
+// checkAccount returns an error if the user is a ServiceAccount that was deleted. A SubjectAccessReview does not
+// notice the deletion, since RoleBindings outlive the account, and the token is not kept for another review. A
+// user without a UID is impersonated, so that its account need not exist.
 func (c *call) checkAccount(ctx context.Context) error {
 	namespace, name, err := serviceaccount.SplitUsername(c.user.GetName())
 	if err != nil || c.user.GetUID() == "" {

@@ -14,20 +14,21 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// serveConsole joins the client with the console until the server stops.
+// serveConsole connects the client with the server's console until the server stops.
 func (c *call) serveConsole() error {
 	consoler, err := capability[driver.Consoler](c)
 	if err != nil {
 		return err
 	}
-	return c.serveJoined(func() (io.ReadWriteCloser, error) {
+	return c.serveConnection(func() (io.ReadWriteCloser, error) {
 		return withTimeout(c, func() (io.ReadWriteCloser, error) { return consoler.Console(c.ctx, c.vm.UID) })
-	}, ending{errStopped, explainLoss})
+	}, streamEnds{errStopped, explainConsoleLoss})
 }
 
-// explainLoss returns how a console ends whose connection fails: as one to which the client attaches again, unless the
-// client is the cause. The process that follows a machine may end while the machine runs on.
-func explainLoss(err error) error {
+// explainConsoleLoss returns the error for a client whose console connection failed with err. A client connects again
+// after "unavailable", since the process that follows a machine may end while the machine runs on. Errors with
+// another meaning for the client are returned unchanged.
+func explainConsoleLoss(err error) error {
 	_, isKnown := errors.AsType[*apierrors.StatusError](err)
 	for _, cause := range []error{errClientLeft, errFinished, driver.ErrConsoleTaken, driver.ErrUnsupported} {
 		isKnown = isKnown || errors.Is(err, cause)
@@ -38,16 +39,16 @@ func explainLoss(err error) error {
 	return unavailableError("the console was lost: %v", err)
 }
 
-// ending is how a stream ends that is joined with a connection.
-type ending struct {
-	// atEOF is the end once the connection was read to its end.
+// streamEnds has the errors with which a stream ends when its connection to the server ends.
+type streamEnds struct {
+	// atEOF is the error after all of the connection was read.
 	atEOF error
-	// onError returns the end if the connection fails.
+	// onError returns the error after the connection has failed.
 	onError func(error) error
 }
 
-// serveJoined opens a connection, then the WebSocket, and joins the two.
-func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), ends ending) error {
+// serveConnection opens a connection to the server, then the WebSocket of the client, and copies between the two.
+func (c *call) serveConnection(open func() (io.ReadWriteCloser, error), ends streamEnds) error {
 	if err := checkHandshake(c.r, c.stream); err != nil {
 		return err
 	}
@@ -55,8 +56,8 @@ func (c *call) serveJoined(open func() (io.ReadWriteCloser, error), ends ending)
 	if err != nil {
 		return err
 	}
-	closed := sync.OnceFunc(func() { _ = conn.Close() })
-	context.AfterFunc(c.ctx, closed)
-	defer closed()
-	return c.overWebSocket(func(s *session) error { return s.joinConnection(conn, ends) })
+	closeOnce := sync.OnceFunc(func() { _ = conn.Close() })
+	context.AfterFunc(c.ctx, closeOnce)
+	defer closeOnce()
+	return c.serveWebSocket(func(s *session) error { return s.copyConnection(conn, ends) })
 }

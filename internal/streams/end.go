@@ -21,23 +21,23 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// The ends of streams that are not caused by a failure of the stream itself.
+// Causes of a stream's end other than a failure of the engine.
 var (
 	errFinished   = errors.New("finished")
 	errClientLeft = errors.New("the client left")
 
 	errNoUser   = newStatusError(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "Unauthorized")
 	errNotKnown = newStatusError(http.StatusUnauthorized, metav1.StatusReasonUnauthorized, "the cluster no longer accepts the certificate of the client")
-	errStopping = unavailableError("the controller stops: try again, another one may serve this stream")
+	errStopping = unavailableError("the controller is stopping: try again, since another replica may serve this stream")
 	errStopped  = newStatusError(http.StatusConflict, streams.ReasonServerStopped, "the server has stopped")
 	errTooSlow  = newStatusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not read for too long")
 	errSilent   = newStatusError(http.StatusRequestTimeout, metav1.StatusReasonTimeout, "the client did not answer for too long")
 )
 
-// ErrStarting is the answer until a Handler runs.
+// ErrStarting is the answer to a request that comes before Handler.Start.
 var ErrStarting error = startingError()
 
-// newStatusError returns an error that is answered as it is.
+// newStatusError returns an error that clients receive unchanged.
 func newStatusError(code int32, reason metav1.StatusReason, format string, args ...any) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code, Reason: reason, Message: fmt.Sprintf(format, args...),
@@ -56,16 +56,16 @@ func unavailableError(format string, args ...any) *apierrors.StatusError {
 	return newStatusError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, format, args...)
 }
 
-// startingError makes clients try again by themselves.
+// startingError returns an error after which clients of Kubernetes try again by themselves, after a second.
 func startingError() *apierrors.StatusError {
-	err := unavailableError("the controller starts")
+	err := unavailableError("the controller is starting")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return err
 }
 
-// exitCode returns how a command ended: nil for 0, else the Status that a kubelet sends. Codes outside of
-// 0 to 255, which guests other than Linux have, are an error: clients cannot exit with them.
-func exitCode(code int) error {
+// exitError returns nil for exit code 0, and otherwise the Status that a kubelet sends. Guests other than Linux have
+// codes outside of 0 to 255. Clients cannot exit with such a code, so exitError returns a failure of the stream.
+func exitError(code int) error {
 	switch {
 	case code == 0:
 		return nil
@@ -84,14 +84,14 @@ func exitCode(code int) error {
 func statusOf(err error) metav1.Status {
 	status := metav1.Status{Status: metav1.StatusSuccess}
 	if err != nil {
-		status = asFailure(err).ErrStatus
+		status = statusErrorOf(err).ErrStatus
 	}
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	return status
 }
 
-// asFailure says in terms of HTTP what a driver has answered.
-func asFailure(err error) *apierrors.StatusError {
+// statusErrorOf translates an error, such as a driver's, to a Status with an HTTP code.
+func statusErrorOf(err error) *apierrors.StatusError {
 	if known, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return known
 	}
@@ -101,6 +101,8 @@ func asFailure(err error) *apierrors.StatusError {
 	switch {
 	case errors.Is(err, driver.ErrNotFound):
 		return newStatusError(http.StatusConflict, metav1.StatusReasonConflict, "there is no server: %v", err)
+	case errors.Is(err, driver.ErrBusy):
+		return newStatusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "%v", err)
 	case errors.Is(err, driver.ErrConsoleTaken):
 		return newStatusError(http.StatusConflict, streams.ReasonConsoleTaken, "%v", err)
 	case errors.Is(err, driver.ErrRetry):
@@ -121,7 +123,7 @@ func asFailure(err error) *apierrors.StatusError {
 	return newStatusError(http.StatusInternalServerError, metav1.StatusReasonInternalError, "%v", err)
 }
 
-// Refuse answers a request whose stream does not begin.
+// Refuse answers a request with an error instead of a stream.
 func Refuse(w http.ResponseWriter, err error) {
 	status := statusOf(err)
 	if details := status.Details; details != nil && details.RetryAfterSeconds > 0 {
@@ -132,7 +134,7 @@ func Refuse(w http.ResponseWriter, err error) {
 	}
 	text, err := json.Marshal(status)
 	if err != nil {
-		text = nil // a Status can be marshalled
+		text = nil // cannot happen for a Status
 	}
 	setHeader(w, "application/json")
 	w.WriteHeader(int(status.Code))
@@ -145,7 +147,7 @@ func setHeader(w http.ResponseWriter, contentType string) {
 	w.Header().Set("Cache-Control", "no-store")
 }
 
-// writeError says why a write to the client failed.
+// writeError returns the cause of a stream's end, given the error of a write to the client.
 func writeError(err error) error {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return errTooSlow
@@ -153,8 +155,8 @@ func writeError(err error) error {
 	return errClientLeft
 }
 
-// describeEnd describes an end for the log. It must not contain what was transferred, nor
-// what a foreign answer said.
+// describeEnd describes a stream's end for the log. It contains neither transferred data nor the text of
+// another program's answer, since both may be secret.
 func describeEnd(err error) string {
 	switch {
 	case err == nil:
@@ -162,7 +164,7 @@ func describeEnd(err error) string {
 	case errors.Is(err, errClientLeft):
 		return errClientLeft.Error()
 	}
-	status := asFailure(err).ErrStatus
+	status := statusErrorOf(err).ErrStatus
 	if status.Details != nil && len(status.Details.Causes) == 1 && status.Reason == remotecommand.NonZeroExitCodeReason {
 		return "exit code " + status.Details.Causes[0].Message
 	}

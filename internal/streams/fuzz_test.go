@@ -189,6 +189,6 @@ func FuzzRequest(f *testing.F) {
 
 func checkRefusal(t *testing.T, err error) {
 	t.Helper()
-	code := asFailure(err).ErrStatus.Code
+	code := statusErrorOf(err).ErrStatus.Code
 	assert.True(t, code >= 400 && code < 500 && !errors.Is(err, errNoUser), "it is answered with %d: %v", code, err)
 }

@@ -4,8 +4,8 @@
 // Package streams serves the consoles, logs, commands and ports of servers below the path
 // that package apis/streams describes.
 //
-// Start with serveRequest in handler.go, which takes a request through its steps. Each kind of
-// stream has a separate file; session.go is the WebSocket that three of them use.
+// Start with serveRequest in handler.go, which calls the steps of a request in order. Each kind of
+// stream has a separate file. session.go has the WebSocket that several kinds use.
 package streams
 
 import (
@@ -35,35 +35,35 @@ type Options struct {
 	Authorizer authorizer.Authorizer
 	// Cached reads VirtualMachines from the cache, and Live from the API.
 	Cached, Live client.Reader
-	// Drivers are those that run here, by name.
+	// Drivers are the drivers that run here, keyed by name.
 	Drivers map[string]driver.Driver
-	// Decisions returns what this replica has of a VirtualMachine's decisions.
+	// Decisions returns the decisions about a VirtualMachine that this replica has recorded.
 	Decisions func(types.NamespacedName) decisions.History
-	// PerVM and Total are how many streams may be open at a time. A user has a quarter of
-	// Total and a namespace three quarters, and each at least PerVM.
+	// PerVM and Total limit how many streams are open at a time: for one VirtualMachine, and in all. One
+	// user may have a quarter of Total, and one namespace three quarters. Both may have at least PerVM.
 	PerVM, Total int
 	Clock        clock.WithTickerAndDelayedExecution
 	Log          logr.Logger
 }
 
-// Handler serves streams between the begin and the end of Start. Whoever calls it has
-// authenticated the user, and stored it in the request's context.
+// Handler serves streams while Start runs. Its caller must authenticate the user and store the
+// user in the request's context.
 type Handler struct {
 	Options
 	times     times
 	admission admission
 }
 
-// times are how long things may take.
+// times are the limits and periods of a stream.
 type times struct {
-	open time.Duration // the engine, to open a stream
-	// The periods in which an open stream is checked: its VirtualMachine, and the user's
-	// right. unanswered is how long a right counts that cannot be confirmed.
+	open time.Duration // the engine may take this long to open a stream
+	// check is the period between two checks of an open stream and its VirtualMachine, recheck that
+	// of the user's right. A right that cannot be confirmed still counts for unanswered.
 	check, recheck, unanswered time.Duration
-	idle                       time.Duration // without a byte in either direction
-	ping, silence              time.Duration // from ping to ping, and without any answer
-	write                      time.Duration // one write to a client
-	linger                     time.Duration // a client, to acknowledge the end
+	idle                       time.Duration // a stream may stay open this long without traffic
+	ping, silence              time.Duration // the period between two pings, and how long a client need not answer
+	write                      time.Duration // one write to a client may take this long
+	linger                     time.Duration // a client may take this long to acknowledge the end
 }
 
 func defaultTimes() times {
@@ -78,7 +78,7 @@ func New(o Options) *Handler {
 	return &Handler{Options: o, times: defaultTimes(), admission: newAdmission(o.PerVM, o.Total)}
 }
 
-// Start lets streams begin until ctx ends. That ends all streams, and Start waits for them.
+// Start lets streams begin until ctx ends. It returns when all streams have ended, as they do with ctx.
 func (h *Handler) Start(ctx context.Context) error {
 	h.admission.open(ctx)
 	<-ctx.Done()
@@ -96,7 +96,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	err := c.serveRequest(r.Context())
 	switch {
 	case err == nil, c.hijacked, errors.Is(err, errClientLeft):
-	case c.answered: // the client must not take a part of the response for all of it
+	case c.answered: // without an abort, the client would take a part of the response for all of it
 		panic(http.ErrAbortHandler)
 	default:
 		Refuse(w, err)
@@ -115,17 +115,17 @@ type call struct {
 	vm              *api.VirtualMachine
 	driver          driver.Driver
 	began           time.Time
-	authorized      time.Time // when that was last confirmed
+	authorized      time.Time // when the user's right was last confirmed
 
 	ctx context.Context // ends with the stream
 	end context.CancelCauseFunc
 
 	answered, hijacked bool
-	in, out, last      atomic.Int64 // bytes, and the time of the last in Unix seconds
+	in, out, last      atomic.Int64 // the bytes received and sent, and the time of the last one in Unix seconds
 }
 
-// serveRequest takes the request through its steps. What a user may not use looks the same to them
-// whether it exists or not, so the look-up comes after the authorization.
+// serveRequest calls the steps of the request in order. It authorizes the user before it looks for the
+// VirtualMachine, so that a user without the right does not learn whether the VirtualMachine exists.
 func (c *call) serveRequest(ctx context.Context) error {
 	who, ok := request.UserFrom(ctx)
 	if !ok {
@@ -161,7 +161,7 @@ func (c *call) serveRequest(ctx context.Context) error {
 	return err
 }
 
-// beginStream counts the stream and gives it its context, until leave is called.
+// beginStream counts the stream, creates its context, and checks the stream periodically, until leave is called.
 func (c *call) beginStream(ctx context.Context) (streamContext context.Context, leave func(), err error) {
 	lifetime, exit, err := c.admission.admitStream(c.vm.UID, c.namespace, c.user.GetName())
 	if err != nil {
@@ -171,20 +171,21 @@ func (c *call) beginStream(ctx context.Context) (streamContext context.Context, 
 	stop := context.AfterFunc(lifetime, func() { c.end(errStopping) })
 	c.began = c.Clock.Now()
 	c.recordTraffic()
-	watching := make(chan struct{})
+	checked := make(chan struct{})
 	go func() {
-		defer close(watching)
-		c.watchAuthorization()
+		defer close(checked)
+		c.checkPeriodically()
 	}()
 	return c.ctx, func() {
 		stop()
 		c.end(nil)
-		<-watching
+		<-checked
 		exit()
 	}, nil
 }
 
-// finishStream ends the stream with err, unless it has ended before, and returns how it ended.
+// finishStream ends the stream with err, unless the stream has ended before. It returns the error with
+// which the stream ended, or nil if the stream is complete.
 func (c *call) finishStream(err error) error {
 	if err == nil {
 		err = errFinished
@@ -195,21 +196,21 @@ func (c *call) finishStream(err error) error {
 		return nil
 	case !errors.Is(cause, context.Canceled):
 		return cause
-	case errors.Is(err, errTooSlow): // a write that fails ends the context of the request
+	case errors.Is(err, errTooSlow): // the failed write has canceled the context of the request
 		return err
 	}
 	return errClientLeft
 }
 
-// recordTraffic records that there was traffic.
+// recordTraffic restarts the time after which the stream counts as idle.
 func (c *call) recordTraffic() { c.last.Store(c.Clock.Now().Unix()) }
 
-// logStream logs a stream that was open. It never logs what was transferred.
+// logStream logs that an opened stream has ended. It never logs transferred data.
 func (c *call) logStream(end error) {
 	if !c.answered {
 		return
 	}
-	var uid types.UID // the list of all servers is of no VirtualMachine
+	var uid types.UID // stays empty for the list of all servers
 	if c.vm != nil {
 		uid = c.vm.UID
 	}

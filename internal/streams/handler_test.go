@@ -32,6 +32,8 @@ func TestAnswers(t *testing.T) {
 			switch {
 			case o.Previous:
 				return nil, driver.Errorf(driver.ErrRetry, "no earlier run is known")
+			case o.TailLines != nil:
+				return nil, driver.Errorf(driver.ErrBusy, "32 are open")
 			case o.Follow:
 				return nil, driver.Errorf(driver.ErrUnsupported, "there is no log")
 			}
@@ -60,6 +62,7 @@ func TestAnswers(t *testing.T) {
 		"another engine":      {"alice", streams.Path("demo", "replaced", streams.Log), 503, metav1.StatusReasonServiceUnavailable, "another engine"},
 		"not offered":         {"alice", streams.Path("demo", "bare", streams.Log), 501, streams.ReasonUnsupported, "driver bare does not offer the stream log"},
 		"nothing printed":     {"alice", path + "?previous=true", 409, metav1.StatusReasonConflict, "no earlier run"},
+		"busy":                {"alice", path + "?tailLines=1", 429, metav1.StatusReasonTooManyRequests, "32 are open"},
 		"refused by driver":   {"alice", path + "?follow=1", 501, streams.ReasonUnsupported, "there is no log"},
 		"engine away":         {"alice", path, 503, metav1.StatusReasonServiceUnavailable, "the engine is away"},
 		"server gone":         {"alice", streams.Path("demo", "vm", streams.Interfaces), 409, metav1.StatusReasonConflict, "there is no server"},
@@ -69,6 +72,8 @@ func TestAnswers(t *testing.T) {
 		"no port":             {"alice", streams.Path("demo", "vm", streams.PortForward), 400, metav1.StatusReasonBadRequest, "port is missing"},
 		"bad port":            {"alice", streams.Path("demo", "vm", streams.PortForward) + "?port=65536", 400, metav1.StatusReasonBadRequest, `port is "65536": it must be a number from 1 to 65535`},
 		"no command":          {"alice", streams.Path("demo", "vm", streams.Exec) + "?stdout=true", 400, metav1.StatusReasonBadRequest, "command is missing"},
+		"no variable":         {"alice", streams.Path("demo", "vm", streams.Exec) + "?command=ls&stdout=true&env=A=b&env=hunter2", 400, metav1.StatusReasonBadRequest, "parameter env has a variable without the form NAME=VALUE"},
+		"no folder":           {"alice", streams.Path("demo", "vm", streams.Exec) + "?command=ls&stdout=true&workdir=srv", 400, metav1.StatusReasonBadRequest, `parameter workdir is "srv": it must be an absolute path`},
 		"no channel":          {"alice", streams.Path("demo", "vm", streams.Exec) + "?command=ls", 400, metav1.StatusReasonBadRequest, "none of the parameters stdin, stdout and stderr"},
 		"no such stream":      {"alice", streams.Path("demo", "vm", "delete"), 404, metav1.StatusReasonNotFound, `the stream is "delete": it must be console, exec, portforward, log, interfaces or decisions`},
 		"no such path":        {"alice", streams.PathPrefix + "/namespaces/demo", 404, metav1.StatusReasonNotFound, "no stream has this path"},

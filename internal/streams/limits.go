@@ -18,17 +18,17 @@ type admission struct {
 
 	mu       sync.Mutex
 	lifetime context.Context // nil before the Handler runs
-	closed   bool            // no stream enters any more
+	closed   bool            // no stream is admitted any more
 	perVM    map[types.UID]int
 	perUser  map[string]int
-	// perNamespace counts beside perUser, since who may edit a namespace can make any number of users there.
+	// perNamespace is needed beside perUser: an editor of a namespace can create any number of ServiceAccounts there.
 	perNamespace map[string]int
 	total        int
 	all          sync.WaitGroup
 }
 
-// newAdmission allows a user a quarter of all streams, and the VirtualMachines of a namespace three quarters,
-// so that neither alone takes them all.
+// newAdmission allows one user a quarter of all streams, and the VirtualMachines of one namespace three quarters, so
+// that no user and no namespace can take all streams.
 func newAdmission(perVM, total int) admission {
 	return admission{
 		maxPerVM: perVM, maxPerUser: max(perVM, total/4), maxPerNamespace: max(perVM, 3*total/4), maxTotal: total,
@@ -46,12 +46,12 @@ func (a *admission) open(lifetime context.Context) {
 // awaitStreams waits for the streams to end, after lifetime has ended.
 func (a *admission) awaitStreams() {
 	a.mu.Lock()
-	a.closed = true // whoever entered has been added
+	a.closed = true // so that no stream is added to a.all during Wait
 	a.mu.Unlock()
 	a.all.Wait()
 }
 
-// admitStream counts a stream until exit is called. The stream has to end with lifetime.
+// admitStream counts a stream until exit is called. The caller must end the stream when lifetime ends.
 func (a *admission) admitStream(uid types.UID, namespace, user string) (lifetime context.Context, exit func(), err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -61,13 +61,13 @@ func (a *admission) admitStream(uid types.UID, namespace, user string) (lifetime
 	case a.closed || a.lifetime.Err() != nil:
 		return nil, nil, errStopping
 	case a.perVM[uid] >= a.maxPerVM:
-		return nil, nil, tooMany("this VirtualMachine has %d open streams, the most that --streams-per-vm of the controller allows", a.maxPerVM)
+		return nil, nil, tooManyError("this VirtualMachine has %d open streams, the most that --streams-per-vm of the controller allows", a.maxPerVM)
 	case a.total >= a.maxTotal:
-		return nil, nil, tooMany("this controller has %d open streams, the most that its --streams-max allows", a.maxTotal)
+		return nil, nil, tooManyError("this controller has %d open streams, the most that its --streams-max allows", a.maxTotal)
 	case a.perNamespace[namespace] >= a.maxPerNamespace:
-		return nil, nil, tooMany("namespace %s has %d open streams, the most that --streams-max of the controller allows one namespace", namespace, a.maxPerNamespace)
+		return nil, nil, tooManyError("namespace %s has %d open streams, the most that --streams-max of the controller allows one namespace", namespace, a.maxPerNamespace)
 	case a.perUser[user] >= a.maxPerUser:
-		return nil, nil, tooMany("user %.200q has %d open streams, the most that --streams-max of the controller allows one user", user, a.maxPerUser)
+		return nil, nil, tooManyError("user %.200q has %d open streams, the most that --streams-max of the controller allows one user", user, a.maxPerUser)
 	}
 	a.perVM[uid]++
 	a.perUser[user]++
@@ -93,6 +93,6 @@ func (a *admission) dropStream(uid types.UID, namespace, user string) {
 	a.all.Done()
 }
 
-func tooMany(format string, args ...any) error {
+func tooManyError(format string, args ...any) error {
 	return newStatusError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, format, args...)
 }

@@ -22,10 +22,10 @@ import (
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
-// serveServers answers with all servers, to those who may see all of them.
+// serveServers answers with all servers, if the user may list all of them.
 func (c *call) serveServers(ctx context.Context) error {
 	if c.r.Method != http.MethodGet {
-		return wrongMethod(c.r.Method)
+		return methodError(c.r.Method)
 	}
 	c.stream, c.began = streams.Servers, c.Clock.Now()
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
@@ -37,11 +37,11 @@ func (c *call) serveServers(ctx context.Context) error {
 		return err
 	}
 	err := c.writeJSON(listServers(ctx, c.Drivers))
-	c.logStream(err) // no line if nothing was answered
+	c.logStream(err)
 	return err
 }
 
-// writeJSON answers with a value as JSON.
+// writeJSON answers with a value in JSON.
 func (c *call) writeJSON(value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -49,11 +49,11 @@ func (c *call) writeJSON(value any) error {
 	}
 	c.answered = true
 	setHeader(c.w, "application/json")
-	_, err = body{c}.Write(text)
+	_, err = responseBody{c}.Write(text)
 	return err
 }
 
-// listServers asks all engines at the same time. One that does not answer has an error.
+// listServers asks all engines at the same time. In the list, an engine that does not answer has an error.
 func listServers(ctx context.Context, drivers map[string]driver.Driver) streams.ServerList {
 	names := slices.Sorted(maps.Keys(drivers))
 	list := streams.ServerList{Drivers: make([]streams.DriverServers, len(names))}
@@ -68,7 +68,7 @@ func listServers(ctx context.Context, drivers map[string]driver.Driver) streams.
 func describeEngine(ctx context.Context, name string, d driver.Driver) streams.DriverServers {
 	described := streams.DriverServers{Driver: name, Servers: []streams.Server{}}
 	identifier, ok := driver.As[driver.Identifier](d)
-	if !ok { // clients could take its servers for those of another engine
+	if !ok { // without the ID, clients could take these servers for those of another engine
 		described.Error = "the driver does not report its engine's ID"
 		return described
 	}
@@ -86,7 +86,7 @@ func describeEngine(ctx context.Context, name string, d driver.Driver) streams.D
 	return described
 }
 
-// DescribeServer returns a server as clients see it.
+// DescribeServer converts a server to its form in the streams API.
 func DescribeServer(s driver.Server) streams.Server {
 	described := streams.Server{
 		UID: s.UID, ID: s.ID, Namespace: s.Namespace, Name: s.Name, State: string(s.State), StartedAt: s.StartedAt,
@@ -98,12 +98,12 @@ func DescribeServer(s driver.Server) streams.Server {
 	return described
 }
 
-func wrongMethod(method string) error {
+func methodError(method string) error {
 	return newStatusError(http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed, "the method is %.20q: it must be GET", method)
 }
 
-// serveInterfaces responds with the network interfaces that the server sees, or with the figures
-// of its network.
+// serveInterfaces responds with the network interfaces that the server reports, or with statistics of
+// its network if the parameter statistics is true.
 func (c *call) serveInterfaces() error {
 	p := parameters{Values: c.r.URL.Query()}
 	statistics := p.readFlag("statistics")
@@ -141,9 +141,9 @@ func (c *call) serveStatistics(ctx context.Context) error {
 	return c.writeJSON(n)
 }
 
-// serveDecisions responds with the decisions of this replica about a VirtualMachine that
-// exists. Those about an earlier one of its name are not for its users: the namespace may have
-// been another tenant's.
+// serveDecisions responds with the decisions of this replica about an existing VirtualMachine. It leaves
+// out decisions about an earlier VirtualMachine of the same name, since the namespace may have belonged
+// to another tenant.
 func (c *call) serveDecisions(ctx context.Context) error {
 	if err := c.findVM(ctx); err != nil {
 		return err

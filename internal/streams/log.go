@@ -28,16 +28,16 @@ func (c *call) serveLog() error {
 		Follow: p.readFlag("follow"), Previous: p.readFlag("previous"), TailLines: p.readNumber("tailLines", 0, math.MaxInt64),
 		Attached: p.readFlag("attached"),
 	}
-	for name, to := range map[string]*int64{"skipStdout": &o.SkipStdout, "skipStderr": &o.SkipStderr} {
+	for name, option := range map[string]*int64{"skipStdout": &o.SkipStdout, "skipStderr": &o.SkipStderr} {
 		if n := p.readNumber(name, 0, math.MaxInt64/2); n != nil {
-			*to = *n
+			*option = *n
 		}
 	}
 	if p.err != nil {
 		return p.err
 	}
-	keepsApart := websocket.IsWebSocketUpgrade(c.r)
-	if keepsApart {
+	usesWebSocket := websocket.IsWebSocketUpgrade(c.r)
+	if usesWebSocket {
 		if err := checkHandshake(c.r, c.stream); err != nil {
 			return err
 		}
@@ -46,24 +46,24 @@ func (c *call) serveLog() error {
 	if err != nil {
 		return err
 	}
-	closed := sync.OnceFunc(func() { _ = log.Close() })
-	context.AfterFunc(c.ctx, closed)
-	defer closed()
-	if keepsApart {
-		return c.overWebSocket(func(s *session) error {
+	closeOnce := sync.OnceFunc(func() { _ = log.Close() })
+	context.AfterFunc(c.ctx, closeOnce)
+	defer closeOnce()
+	if usesWebSocket {
+		return c.serveWebSocket(func(s *session) error {
 			return copyLog(s.Writer(terminal.Output), s.Writer(terminal.Errors), log, o)
 		})
 	}
 	c.answered = true
 	setHeader(c.w, "text/plain; charset=utf-8")
 	c.w.WriteHeader(http.StatusOK)
-	if _, err := (body{c}).Write(nil); err != nil { // the client sees that the log is there
+	if _, err := (responseBody{c}).Write(nil); err != nil { // flushes the header, so that a client that follows an empty log need not wait for it
 		return err
 	}
-	return copyLog(body{c}, body{c}, log, o)
+	return copyLog(responseBody{c}, responseBody{c}, log, o)
 }
 
-// copyLog copies a log to its end. A log that does not keep its streams apart is all standard output.
+// copyLog copies a log until its end. A log that is not a driver.SplitLog goes to stdout.
 func copyLog(stdout, stderr io.Writer, log io.ReadCloser, o driver.LogOptions) error {
 	split, ok := log.(driver.SplitLog)
 	if !ok {
@@ -72,30 +72,16 @@ func copyLog(stdout, stderr io.Writer, log io.ReadCloser, o driver.LogOptions) e
 		}
 		return terminal.Copy(stdout, log)
 	}
-	for buffer := make([]byte, terminal.ChunkSize); ; {
-		n, isStderr, err := split.ReadStream(buffer)
-		to := stdout
-		if isStderr {
-			to = stderr
-		}
-		if n > 0 {
-			if _, err := to.Write(buffer[:n]); err != nil {
-				return err
-			}
-		}
-		if err != nil {
-			return terminal.IgnoreEOF(err)
-		}
-	}
+	return terminal.CopySplit(stdout, stderr, split)
 }
 
-// body is the response as it comes. A client that does not read ends the stream.
-type body struct{ call *call }
+// responseBody writes the body of the response, without buffering. A write fails if the client does not read in time.
+type responseBody struct{ call *call }
 
 // Write implements io.Writer.
-func (b body) Write(p []byte) (int, error) {
+func (b responseBody) Write(p []byte) (int, error) {
 	response := http.NewResponseController(b.call.w)
-	_ = response.SetWriteDeadline(b.call.Clock.Now().Add(b.call.times.write)) // every connection can
+	_ = response.SetWriteDeadline(b.call.Clock.Now().Add(b.call.times.write)) // every connection supports this
 	n, err := b.call.w.Write(p)
 	b.call.out.Add(int64(n))
 	b.call.recordTraffic()
@@ -105,6 +91,6 @@ func (b body) Write(p []byte) (int, error) {
 	if err != nil {
 		return n, writeError(err)
 	}
-	_ = response.SetWriteDeadline(time.Time{}) // HTTP/2 would end the stream then, though nothing is written
+	_ = response.SetWriteDeadline(time.Time{}) // at the deadline, HTTP/2 would end even a stream without a write
 	return n, nil
 }

@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// servePort joins the client with a TCP port until the server closes the connection.
+// servePort connects the client with a TCP port of the server until the server closes the connection.
 func (c *call) servePort() error {
 	dialer, err := capability[driver.Dialer](c)
 	if err != nil {
@@ -25,9 +25,9 @@ func (c *call) servePort() error {
 	case port == nil:
 		return badRequest("parameter port is missing: it must be a number from 1 to %d", math.MaxUint16)
 	}
-	return c.serveJoined(func() (io.ReadWriteCloser, error) {
+	return c.serveConnection(func() (io.ReadWriteCloser, error) {
 		ctx, cancel := context.WithTimeout(c.ctx, c.times.open)
 		defer cancel()
 		return dialer.Dial(ctx, c.vm.UID, int32(*port)) //nolint:gosec // it is at most 65535
-	}, ending{onError: func(err error) error { return err }})
+	}, streamEnds{onError: func(err error) error { return err }})
 }

@@ -16,7 +16,7 @@ import (
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
 )
 
-// kind is how a stream is authorized and served.
+// kind has the verb that a kind of stream is authorized by, and the function that serves it.
 type kind struct {
 	verb  string
 	serve func(*call) error
@@ -28,15 +28,16 @@ var kinds = map[streams.Stream]kind{
 	streams.PortForward: {"create", (*call).servePort},
 	streams.Log:         {"get", (*call).serveLog},
 	streams.Interfaces:  {"get", (*call).serveInterfaces},
-	streams.Decisions:   {"get", nil}, // of the controller, not of a server
+	streams.Decisions:   {"get", nil}, // serveRequest serves these without a server
 }
 
-// parsePath reads the path, and returns what serves it.
+// parsePath sets the call's namespace, name and stream from the path, and returns the function that serves
+// the stream.
 func (c *call) parsePath() (serve func(*call) error, err error) {
 	path, below := strings.CutPrefix(c.r.URL.Path, streams.PathPrefix+"/")
 	parts := strings.Split(path, "/")
 	if !below || len(parts) != 5 || parts[0] != "namespaces" || parts[2] != "virtualmachines" {
-		return nil, newStatusError(http.StatusNotFound, metav1.StatusReasonNotFound, "no stream has this path: it must be %s", streams.Path("NAMESPACE", "NAME", "STREAM"))
+		return nil, newStatusError(http.StatusNotFound, metav1.StatusReasonNotFound, "no stream has this path: the path must be %s", streams.Path("NAMESPACE", "NAME", "STREAM"))
 	}
 	c.namespace, c.name, c.stream = parts[1], parts[3], streams.Stream(parts[4])
 	if faults := validation.ValidateNamespaceName(c.namespace, false); len(faults) > 0 {
@@ -51,18 +52,19 @@ func (c *call) parsePath() (serve func(*call) error, err error) {
 			string(c.stream), streams.Console, streams.Exec, streams.PortForward, streams.Log, streams.Interfaces, streams.Decisions)
 	}
 	if c.r.Method != http.MethodGet {
-		return nil, wrongMethod(c.r.Method)
+		return nil, methodError(c.r.Method)
 	}
 	return k.serve, nil
 }
 
-// parameters reads the parameters of the URL. Unknown ones are ignored, as the API server does.
+// parameters reads the parameters of the URL, and keeps the first error. It ignores unknown parameters, as the
+// API server does.
 type parameters struct {
 	url.Values
 	err error
 }
 
-// readFlag reads a boolean parameter, which is false if it is missing.
+// readFlag reads a boolean parameter. A missing parameter is false.
 func (p *parameters) readFlag(name string) bool {
 	if !p.Has(name) {
 		return false
@@ -72,7 +74,7 @@ func (p *parameters) readFlag(name string) bool {
 	return value
 }
 
-// readNumber reads a parameter that is a number from least to most, or nil if it is missing.
+// readNumber reads a parameter that is a number from least to most. It returns nil if the parameter is missing.
 func (p *parameters) readNumber(name string, least, most int64) *int64 {
 	if !p.Has(name) {
 		return nil

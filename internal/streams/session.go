@@ -18,14 +18,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/remotecommand"
 
 	streams "cloudnative.tw/drover/apis/streams/v1alpha1"
+	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// maxMessage is the largest message that a client may send; those of Kubernetes send at most 32 KiB.
+// maxMessage is the largest message that a client may send, in bytes. Clients of Kubernetes send at most 32 KiB.
 const maxMessage = 256 << 10
 
-// upgrader opens WebSockets. Browsers, which may have a client certificate, may do so only
-// from a page of the same host.
+// upgrader opens WebSockets. By default it refuses a browser on a page of another host: the browser
+// may have a client certificate that the page must not use.
 var upgrader = websocket.Upgrader{
 	Subprotocols: []string{streams.Protocol}, ReadBufferSize: 4 << 10, WriteBufferSize: terminal.ChunkSize + 16, WriteBufferPool: &sync.Pool{},
 }
@@ -35,13 +36,13 @@ type session struct {
 	*terminal.Stream
 
 	call *call
-	// stdin is the input of the client, io.EOF once it has closed that channel.
+	// stdin is the input from the client. It ends with io.EOF when the client closes the channel.
 	stdin *io.PipeReader
-	sizes chan terminal.Size // the latest
+	sizes chan terminal.Size // has the latest size of the client's terminal
 }
 
-// checkHandshake refuses a request that cannot become a WebSocket, before an engine is asked
-// for something.
+// checkHandshake returns an error if the request cannot become a WebSocket. Callers check this before
+// they call an engine.
 func checkHandshake(r *http.Request, stream streams.Stream) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return badRequest("%s needs a WebSocket", stream)
@@ -49,14 +50,14 @@ func checkHandshake(r *http.Request, stream streams.Stream) error {
 	if asked := websocket.Subprotocols(r); !slices.Contains(asked, streams.Protocol) {
 		return badRequest("the subprotocols of the WebSocket are %.200q: one must be %s", asked, streams.Protocol)
 	}
-	if !sameOrigin(r) {
+	if !isSameOrigin(r) {
 		return newStatusError(http.StatusForbidden, metav1.StatusReasonForbidden, "the header Origin is %.200q: it must have the host %.200q, or be missing", r.Header.Get("Origin"), r.Host)
 	}
 	return nil
 }
 
-// sameOrigin returns whether a request is not one of another host's page.
-func sameOrigin(r *http.Request) bool {
+// isSameOrigin reports whether the request comes from a page of this host, or not from a page.
+func isSameOrigin(r *http.Request) bool {
 	if len(r.Header["Origin"]) == 0 {
 		return true
 	}
@@ -64,8 +65,8 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && strings.EqualFold(origin.Host, r.Host)
 }
 
-// overWebSocket opens the WebSocket and runs a stream over it, whose end it sends.
-func (c *call) overWebSocket(run func(*session) error) error {
+// serveWebSocket opens the WebSocket, runs a stream over it, and then tells the client how the stream ended.
+func (c *call) serveWebSocket(run func(*session) error) error {
 	own := upgrader
 	own.Error = func(w http.ResponseWriter, _ *http.Request, code int, err error) {
 		Refuse(w, newStatusError(int32(code), "", "%v", err)) //nolint:gosec // an HTTP status
@@ -73,14 +74,14 @@ func (c *call) overWebSocket(run func(*session) error) error {
 	ws, err := own.Upgrade(c.w, c.r, nil)
 	c.answered, c.hijacked = err == nil, true
 	if err != nil {
-		return errClientLeft // it has its answer
+		return errClientLeft // Upgrade has sent the answer
 	}
 	s := &session{Stream: newTerminal(c, ws), call: c, sizes: make(chan terminal.Size, 1)}
 	var input *io.PipeWriter
 	s.stdin, input = io.Pipe()
 	go s.ServeInput(input, s.sizes)
 	err = c.finishStream(run(s))
-	_ = s.stdin.Close() // what is received from now on is discarded
+	_ = s.stdin.Close() // discard later input
 	if errors.Is(err, errClientLeft) {
 		s.Close()
 	} else {
@@ -89,7 +90,7 @@ func (c *call) overWebSocket(run func(*session) error) error {
 	return err
 }
 
-// newTerminal returns the stream over a WebSocket.
+// newTerminal returns the terminal stream over a WebSocket, with the limits and the counters of the call.
 func newTerminal(c *call, ws *websocket.Conn) *terminal.Stream {
 	return terminal.New(c.ctx, c.end, ws, terminal.Settings{
 		Protocol: terminal.Kubernetes, Clock: c.Clock, MaxMessage: maxMessage, Explain: explainEnd,
@@ -102,41 +103,72 @@ func newTerminal(c *call, ws *websocket.Conn) *terminal.Stream {
 	})
 }
 
-// joinConnection copies between the client and conn until conn was read to its end. It needs conn to be closed when
-// the stream ends.
-func (s *session) joinConnection(conn io.ReadWriteCloser, ends ending) error {
-	copied := make(chan struct{})
+// copyConnection copies between the client and conn, in both directions, until all of conn was read. The caller must
+// close conn when the stream ends, because only that ends a copy that waits for conn.
+func (s *session) copyConnection(conn io.ReadWriteCloser, ends streamEnds) error {
+	inputCopied := make(chan struct{})
 	go func() {
-		defer close(copied)
+		defer close(inputCopied)
 		if err := terminal.Copy(conn, s.stdin); err != nil {
 			s.call.end(ends.onError(err))
 		} else if half, ok := conn.(interface{ CloseWrite() error }); ok {
-			_ = half.CloseWrite()
+			if err := half.CloseWrite(); err != nil {
+				s.call.end(ends.onError(err))
+			}
 		}
 	}()
-	err := terminal.Copy(s.Writer(terminal.Output), conn)
+	if console, ok := conn.(driver.InputConsole); ok {
+		go s.resize(console)
+	}
+	output := s.Writer(terminal.Output)
+	if s.call.r.URL.Query().Get("stdout") == "false" {
+		output = unsent{s.call}
+	}
+	err := terminal.Copy(output, conn)
 	if err == nil {
 		err = ends.atEOF
 	} else {
 		err = ends.onError(err)
 	}
-	err = s.call.finishStream(err) // before stdin is closed, which is an error for the other copy
+	err = s.call.finishStream(err) // first: closing stdin makes the other copy fail
 	_ = s.stdin.Close()
-	<-copied
+	<-inputCopied
 	return err
 }
 
-// lastMessage returns the Status. Clients in Go show only its message, so that has the reason too.
+// unsent is output that the client does not want. It counts as traffic.
+type unsent struct{ call *call }
+
+// Write implements io.Writer.
+func (u unsent) Write(p []byte) (int, error) {
+	u.call.recordTraffic()
+	return len(p), nil
+}
+
+// resize passes on sizes of the client's terminal until the stream ends.
+func (s *session) resize(console driver.InputConsole) {
+	for {
+		select {
+		case size := <-s.sizes:
+			console.Resize(size)
+		case <-s.call.ctx.Done():
+			return
+		}
+	}
+}
+
+// lastMessage returns the Status of a stream's end, as JSON. Clients in Go show only the message of a Status, so the
+// message repeats the reason.
 func lastMessage(end error) []byte {
 	status := statusOf(end)
 	if status.Reason != "" && status.Reason != remotecommand.NonZeroExitCodeReason {
 		status.Message = string(status.Reason) + ": " + status.Message
 	}
-	text, _ := json.Marshal(status) // a Status can be marshalled
+	text, _ := json.Marshal(status) // cannot fail for a Status
 	return text
 }
 
-// explainEnd says why the connection to a client has ended.
+// explainEnd returns the cause of a stream's end, given the error of its connection to the client.
 func explainEnd(err error) error {
 	if violation, ok := errors.AsType[terminal.ViolationError](err); ok {
 		return badRequest("%s", string(violation))

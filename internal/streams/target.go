@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// findVM reads the VirtualMachine.
+// findVM sets c.vm to the VirtualMachine of the request.
 func (c *call) findVM(ctx context.Context) error {
 	vm, err := c.readVM(ctx)
 	switch {
@@ -29,7 +29,7 @@ func (c *call) findVM(ctx context.Context) error {
 	return nil
 }
 
-// readVM reads the VirtualMachine from the cache, or live if the cache has none.
+// readVM reads the VirtualMachine from the cache, or live if the cache does not have it.
 func (c *call) readVM(ctx context.Context) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.times.open)
 	defer cancel()
@@ -41,7 +41,7 @@ func (c *call) readVM(ctx context.Context) (*api.VirtualMachine, error) {
 	return vm, err
 }
 
-// findDriver finds the driver whose engine has the server, if that is one of this replica.
+// findDriver sets c.driver to the driver whose engine has the server. It fails if this replica does not use that engine.
 func (c *call) findDriver(ctx context.Context) error {
 	bound := policy.BindingOf(c.vm)
 	if bound.Driver == "" {
@@ -49,7 +49,7 @@ func (c *call) findDriver(ctx context.Context) error {
 	}
 	d, ok := c.Drivers[bound.Driver]
 	if !ok {
-		return unavailableError("the server is one of driver %q, which does not run in the controller that was asked", bound.Driver)
+		return unavailableError("the server belongs to driver %q, which this controller does not run", bound.Driver)
 	}
 	identifier, ok := driver.As[driver.Identifier](d)
 	if !ok {
@@ -68,7 +68,7 @@ func (c *call) findDriver(ctx context.Context) error {
 	return nil
 }
 
-// capability returns the driver's implementation of a stream.
+// capability returns the driver as the interface T that the stream needs.
 func capability[T any](c *call) (T, error) {
 	d, ok := driver.As[T](c.driver)
 	if !ok {
@@ -77,10 +77,10 @@ func capability[T any](c *call) (T, error) {
 	return d, nil
 }
 
-// withTimeout opens a connection that lasts as long as the stream's context. It ends the stream if the
-// engine does not answer in time.
-func withTimeout[T any](c *call, ask func() (T, error)) (T, error) {
+// withTimeout calls open, and ends the stream if open does not return in time. A context with a timeout
+// would also end the connection that open returns.
+func withTimeout[T any](c *call, open func() (T, error)) (T, error) {
 	timer := c.Clock.AfterFunc(c.times.open, func() { c.end(context.DeadlineExceeded) })
 	defer timer.Stop()
-	return ask()
+	return open()
 }

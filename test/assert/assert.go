@@ -1,15 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package assert has the only two ways in which a test checks a condition that takes time to
-// hold: Eventually waits until it holds, and Check requires that it holds now.
+// Package assert has the only two ways in which a test checks a condition that becomes true
+// after some time: Eventually waits until it is true, and Check requires that it is true now.
 //
-// No test says how long something may take. How long Drover may take for a thing is either a
-// property of the product, which is asserted against a fake clock or measured by a benchmark,
-// or patience with the host, for which limit.go has the only limit.
+// Tests are without timeouts. If Drover must do something within a time, a test checks
+// this with a fake clock, or a benchmark measures it. For slow hosts limit.go has the only limit
+// of waits.
 //
 // Start with Eventually. Poll is the same for code that runs without a test. Of the assertions,
-// NoError and Require end the test; the others let it go on.
+// NoError and Require end the test; after the others it continues.
 package assert
 
 import (
@@ -22,9 +22,9 @@ import (
 	"time"
 )
 
-// Eventually calls check again and again until it returns nil and has failed nothing. If that
-// never happens, it fails the test with the last error of check. A failed assertion inside check,
-// such as Fatal of the testing.TB that check gets, means "not yet". It returns how long it took.
+// Eventually calls check until it returns nil and no assertion in it has failed, and returns how
+// long that took. At the limit it fails the test with the last error of check. Before, a failed
+// assertion, such as Fatal of the testing.TB that check gets, only means "not yet".
 func Eventually(t testing.TB, condition string, check func(t testing.TB) error) time.Duration {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // cleanups wait, too
@@ -35,8 +35,8 @@ func Eventually(t testing.TB, condition string, check func(t testing.TB) error) 
 	return took
 }
 
-// Check calls check once, and fails the test if check returns an error or fails an assertion: it
-// is for a condition that must hold now, since a consequence of it was seen already.
+// Check calls check once, and fails the test if check returns an error or an assertion in it fails.
+// It is for a condition that must already be true, since a consequence was observed.
 func Check(t testing.TB, condition string, check func(t testing.TB) error) {
 	t.Helper()
 	if err := try(t, check); err != nil {
@@ -52,7 +52,7 @@ func NoError(t testing.TB, err error) {
 	}
 }
 
-// ReportError fails the test, which goes on, if err is not nil. Any goroutine may call it.
+// ReportError fails the test without ending it if err is not nil. Any goroutine may call it.
 func ReportError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -84,7 +84,7 @@ func Equal[T comparable](t testing.TB, what string, got, want T) {
 	}
 }
 
-// Contains fails the test unless a text has another in it.
+// Contains fails the test unless a text contains another one.
 func Contains(t testing.TB, subject, got, want string) {
 	t.Helper()
 	if !strings.Contains(got, want) {
@@ -92,7 +92,7 @@ func Contains(t testing.TB, subject, got, want string) {
 	}
 }
 
-// format returns a value in readable form, a text in quotes.
+// format returns a value in readable form, and a text in quotes.
 func format(value any) string {
 	if reflect.ValueOf(value).Kind() == reflect.String {
 		return fmt.Sprintf("%q", value)
@@ -100,7 +100,7 @@ func format(value any) string {
 	return fmt.Sprintf("%+v", value)
 }
 
-// ErrorIs fails the test unless err is of a kind, which is nil for no error, and has all texts.
+// ErrorIs fails the test unless err is of a kind and contains all texts. The kind nil means no error.
 func ErrorIs(t testing.TB, subject string, err, kind error, says ...string) {
 	t.Helper()
 	if !errors.Is(err, kind) {
@@ -114,7 +114,7 @@ func ErrorIs(t testing.TB, subject string, err, kind error, says ...string) {
 	}
 }
 
-// ErrorSays fails the test unless err has a text, or, if the text is empty, unless there is no error.
+// ErrorSays fails the test unless err contains a text. An empty text means that err must be nil.
 func ErrorSays(t testing.TB, subject string, err error, says string) {
 	t.Helper()
 	if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
@@ -134,7 +134,7 @@ func ErrorUnless(condition bool, format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
-// Receive returns the next value of a channel, and fails the test if none comes or it is closed.
+// Receive returns the next value of a channel. It fails the test if there is none or the channel is closed.
 func Receive[T any](t testing.TB, what string, from <-chan T) (v T) {
 	t.Helper()
 	Eventually(t, what, func(testing.TB) error {
@@ -159,8 +159,8 @@ func Poll(ctx context.Context, condition string, check func() error) error {
 	return err
 }
 
-// A result is noticed at most a tenth late, within these bounds, and many tests that wait for a
-// slow machine do not make it slower.
+// The time between two checks is a tenth of the time waited so far, within these bounds, so that
+// waiting tests do not make a slow host slower.
 const (
 	minPause = 10 * time.Millisecond
 	maxPause = 500 * time.Millisecond
@@ -206,8 +206,8 @@ func try(t testing.TB, check func(testing.TB) error) (err error) {
 // errAttemptEnded is the panic of FailNow of an attempt.
 var errAttemptEnded = errors.New("the attempt has ended")
 
-// attempt is the testing.TB of one call of a check: a failure fails only the attempt, not the
-// test. Its methods must be called by the goroutine that called check.
+// attempt is the testing.TB of one call of check: a failure fails only the attempt, not the
+// test. Only the goroutine that called check may use it.
 type attempt struct {
 	testing.TB
 	failed bool
@@ -221,22 +221,22 @@ func (a *attempt) err() error {
 	return errors.New(strings.Join(a.texts, "\n"))
 }
 
-// Error is testing.TB's.
+// Error implements testing.TB.
 func (a *attempt) Error(args ...any) { a.fail(fmt.Sprint(args...)) }
 
-// Errorf is testing.TB's.
+// Errorf implements testing.TB.
 func (a *attempt) Errorf(format string, args ...any) { a.fail(fmt.Sprintf(format, args...)) }
 
-// Fatal is testing.TB's.
+// Fatal implements testing.TB.
 func (a *attempt) Fatal(args ...any) { a.fail(fmt.Sprint(args...)); a.FailNow() }
 
-// Fatalf is testing.TB's.
+// Fatalf implements testing.TB.
 func (a *attempt) Fatalf(format string, args ...any) {
 	a.fail(fmt.Sprintf(format, args...))
 	a.FailNow()
 }
 
-// Log is testing.TB's. What is logged belongs to the attempt's error.
+// Log implements testing.TB. The text becomes a part of the attempt's error.
 func (a *attempt) Log(args ...any) { a.texts = append(a.texts, fmt.Sprint(args...)) }
 
 // Logf is Log with a format.
@@ -244,7 +244,7 @@ func (a *attempt) Logf(format string, args ...any) {
 	a.texts = append(a.texts, fmt.Sprintf(format, args...))
 }
 
-// Fail is testing.TB's.
+// Fail implements testing.TB.
 func (a *attempt) Fail() { a.failed = true }
 
 // Failed reports whether the attempt has failed.

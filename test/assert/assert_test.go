@@ -45,7 +45,7 @@ func TestFailedAssertionMeansNotYet(t *testing.T) {
 	}
 }
 
-// TestOtherPanicsPass checks that a panic of the code under test does not count as a failed assertion.
+// TestOtherPanicsPass checks that assertions do not recover panics of the code under test.
 func TestOtherPanicsPass(t *testing.T) {
 	t.Parallel()
 	defer func() {
@@ -56,7 +56,7 @@ func TestOtherPanicsPass(t *testing.T) {
 	_ = try(t, func(testing.TB) error { panic("a bug") })
 }
 
-// TestWaitInCleanup checks that cleanups can wait, although the test's context has ended.
+// TestWaitInCleanup checks that Eventually works in a cleanup, although the test's context has ended.
 func TestWaitInCleanup(t *testing.T) {
 	t.Parallel()
 	t.Cleanup(func() {
@@ -105,7 +105,7 @@ func TestPatienceFollowsPressure(t *testing.T) {
 	if !isStarved(filepath.Join(t.TempDir(), "absent")) {
 		t.Error("a host without the file does not count as starved")
 	}
-	if isOver(limit) || !isOver(starvedLimit+time.Second) {
+	if isOver(limit) || !isOver(StarvedLimit+time.Second) {
 		t.Error("the limits are not kept")
 	}
 }

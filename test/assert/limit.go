@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// A wait may take limit, and up to starvedLimit as long as the host starves: then processes of this
-// host wait for a CPU most of the time.
+// A wait may take limit, or up to StarvedLimit while the host is starved, that is, while processes
+// wait for a CPU most of the time.
 const (
 	limit        = 3 * time.Minute
-	starvedLimit = 10 * time.Minute
-	// starvedShare is the part of a minute, in percent, in which some process waited for a CPU.
+	StarvedLimit = 10 * time.Minute
+	// starvedShare is the share of a minute, in percent, in which some process must have waited for a CPU.
 	starvedShare = 50
 )
 
 // pressureFile is documented in the kernel's Documentation/accounting/psi.rst.
 const pressureFile = "/proc/pressure/cpu"
 
-// isOver reports whether a wait that has taken that long has failed.
+// isOver reports whether a wait of this duration is over its limit.
 func isOver(waited time.Duration) bool {
-	return waited > starvedLimit || waited > limit && !isStarved(pressureFile)
+	return waited > StarvedLimit || waited > limit && !isStarved(pressureFile)
 }
 
-// isStarved reports whether the host starves. A host that does not say counts as starved.
+// isStarved reports whether the host is starved. A host that does not report pressure counts as starved.
 func isStarved(path string) bool {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -41,8 +41,8 @@ func isStarved(path string) bool {
 	return max(avg10, avg60) >= starvedShare
 }
 
-// WaitsEnv names a file to which each wait of a second and longer adds a line: how long it took, as
-// a part of limit, the test and the condition. make flakes prints the longest.
+// WaitsEnv is the variable with a file to which each wait of a second or longer adds a line: how long
+// it took, in percent of limit, the test and the condition. make flakes prints the longest waits.
 const WaitsEnv = "DROVER_TEST_WAITS"
 
 const shortestRecorded = time.Second
@@ -58,7 +58,7 @@ func record(test, condition string, took time.Duration) {
 	defer recording.Unlock()
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return // the figures are a help, not a result
+		return // the waits are only statistics
 	}
 	defer func() { _ = f.Close() }()
 	_, _ = fmt.Fprintf(f, "%06.3f\t%s\t%s\n", took.Seconds()/limit.Seconds(), test, strings.ReplaceAll(condition, "\n", " "))

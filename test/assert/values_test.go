@@ -15,7 +15,7 @@ func TestAssertions(t *testing.T) {
 	kind := errors.New("refused")
 	for name, c := range map[string]struct {
 		assert func(t testing.TB)
-		says   []string // none if it is accepted
+		says   []string // empty if the assertion holds
 	}{
 		"true":              {func(t testing.TB) { True(t, true, "never") }, nil},
 		"false":             {func(t testing.TB) { True(t, false, "%d of %d", 1, 2) }, []string{"1 of 2"}},

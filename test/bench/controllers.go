@@ -23,14 +23,14 @@ const (
 	readyTimeout = 2 * time.Minute
 )
 
-// Controller is a process that is measured: a replica of drover-controller, or a floor.
+// Controller is a measured process: a replica of drover-controller, or a floor.
 type Controller struct {
 	*framework.Process
 	metrics string
 }
 
-// StartController starts a controller, which is the only one unless args say otherwise, and waits
-// until it is ready; env is added to this process's environment.
+// StartController starts a controller, without leader election unless args enable it, and waits
+// until it is ready. env is added to this process's environment.
 func (e *Environment) StartController(ctx context.Context, env []string, args ...string) (*Controller, error) {
 	health, err := framework.FindFreeAddress(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (e *Environment) StartController(ctx context.Context, env []string, args ..
 	})
 }
 
-// WithController runs a controller while do measures it.
+// WithController runs a controller during do.
 func (e *Environment) WithController(ctx context.Context, do func(*Controller) error, args ...string) error {
 	c, err := e.StartController(ctx, nil, args...)
 	if err != nil {
@@ -62,7 +62,7 @@ func (e *Environment) WithController(ctx context.Context, do func(*Controller) e
 	return c.StopWith(do(c))
 }
 
-// get reads a page.
+// get requests a page.
 func get(ctx context.Context, url string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -76,12 +76,12 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	}
 	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s says %s", url, response.Status)
+		return nil, fmt.Errorf("%s answers %s", url, response.Status)
 	}
 	return io.ReadAll(response.Body)
 }
 
-// awaitReady stops a process that does not become ready.
+// awaitReady waits until the process is ready, and stops it if it does not become ready.
 func (c *Controller) awaitReady(check func() error) error {
 	_, err := Poll(readyTimeout, func() error {
 		if c.HasEnded() {
@@ -90,7 +90,7 @@ func (c *Controller) awaitReady(check func() error) error {
 		return check()
 	})
 	if c.HasEnded() {
-		err = errors.New("it has ended")
+		err = errors.New("the process has ended")
 	}
 	if err != nil {
 		err = fmt.Errorf("not ready: %w", c.StopWith(err))
@@ -103,7 +103,7 @@ func (c *Controller) Metrics(ctx context.Context) (framework.Metrics, error) {
 	return get(ctx, c.metrics)
 }
 
-// StopWith ends the process and joins an error of the work with it.
+// StopWith ends the process, and joins err with an error of ending it.
 func (c *Controller) StopWith(err error) error {
 	if err = errors.Join(err, c.Stop()); err != nil {
 		err = fmt.Errorf("%w; the process printed:\n%s", err, c.Output())

@@ -21,7 +21,7 @@ const (
 type Environment struct {
 	*framework.Environment
 	*Report
-	// VMs are measured, and Idle are others that are there meanwhile.
+	// VMs are measured. Idle are other VMs that exist at the same time.
 	VMs, Idle *VMs
 	// Temp is a folder for the measured programs.
 	Temp string
@@ -29,7 +29,7 @@ type Environment struct {
 	pids []int // of the API server
 }
 
-// In returns the measurement of a suite beside a separate API server, whose data are on a disk.
+// In returns a measurement that starts a separate API server, which syncs its data to the disk, and calls measure.
 func In(opts framework.ClusterOptions, measure func(context.Context, *Environment) error) func(context.Context, *Report) error {
 	opts.Durable = true
 	return func(ctx context.Context, r *Report) (err error) {
@@ -44,12 +44,12 @@ func In(opts framework.ClusterOptions, measure func(context.Context, *Environmen
 		}
 		e.pids = []int{cluster.PID()}
 		measuring, cancel := context.WithCancel(ctx)
-		defer cancel() // the watches, before what they watch
+		defer cancel() // end the watches before the API server
 		return errors.Join(measure(measuring, e), e.Close())
 	}
 }
 
-// OpenEnvironment uses a cluster that runs.
+// OpenEnvironment returns an environment in a running cluster.
 func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, r *Report) (e *Environment, err error) {
 	e = &Environment{Report: r}
 	if e.Environment, err = framework.OpenEnvironment(cluster); err != nil {
@@ -65,7 +65,7 @@ func OpenEnvironment(ctx context.Context, cluster *framework.Cluster, r *Report)
 	return e, err
 }
 
-// Close removes what is not of the cluster.
+// Close removes the temporary folder. It does not close the cluster.
 func (e *Environment) Close() error { return os.RemoveAll(e.Temp) }
 
 // AwaitQuiet waits until neither the API server nor the process has work left.

@@ -21,14 +21,14 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// Floor is a process that does a part of a controller's necessary work, and nothing
-// else. It runs as the benchmark's program with the floor's name as first argument.
+// Floor is the main function of a process that does only a part of a controller's necessary
+// work. It runs in the benchmark's program with the floor's name as first argument.
 type Floor func(ctx context.Context, cfg *rest.Config, args []string) error
 
-// floorReady is the line that a floor prints when its caches are filled.
+// floorReady is the line that a floor prints when it is ready.
 const floorReady = "the floor is ready"
 
-// SayReady is called by a floor when it is.
+// SayReady reports that the floor is ready.
 func SayReady() { fmt.Println(floorReady) }
 
 func (f Floor) run(ctx context.Context, kubeconfig string, args []string) error {
@@ -52,11 +52,11 @@ func (e *Environment) StartFloor(name string, args ...string) (*Controller, erro
 	}
 	c := &Controller{Process: p}
 	return c, c.awaitReady(func() error {
-		return assert.ErrorUnless(strings.Contains(p.Output(), floorReady), "the floor does not say so")
+		return assert.ErrorUnless(strings.Contains(p.Output(), floorReady), "the floor has not printed that it is ready")
 	})
 }
 
-// NewInformers are typed informers of VMs with stripped objects.
+// NewInformers returns a client of VMs, and typed informers that drop managedFields.
 func NewInformers(cfg *rest.Config) (versioned.Interface, externalversions.SharedInformerFactory, error) {
 	c, err := versioned.NewForConfig(cfg)
 	if err != nil {
@@ -71,13 +71,13 @@ type informers interface {
 	WaitForCacheSync(stop <-chan struct{}) map[reflect.Type]bool
 }
 
-// FillCaches starts informers, and returns when they have all objects.
+// FillCaches starts informers, waits until they have all objects, and reports that the floor is ready.
 func FillCaches(ctx context.Context, all ...informers) error {
 	soon, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	for _, of := range all {
-		of.Start(ctx.Done())
-		for kind, ok := range of.WaitForCacheSync(soon.Done()) {
+	for _, factory := range all {
+		factory.Start(ctx.Done())
+		for kind, ok := range factory.WaitForCacheSync(soon.Done()) {
 			if !ok {
 				return fmt.Errorf("the cache of %s was not filled", kind)
 			}
@@ -87,14 +87,14 @@ func FillCaches(ctx context.Context, all ...informers) error {
 	return nil
 }
 
-// stripManagedFields drops unused fields, as drover-controller does.
+// stripManagedFields drops managedFields, as drover-controller does.
 func stripManagedFields(object any) (any, error) {
 	if _, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		return object, nil
 	}
-	about, err := meta.Accessor(object)
+	accessor, err := meta.Accessor(object)
 	if err == nil {
-		about.SetManagedFields(nil)
+		accessor.SetManagedFields(nil)
 	}
 	return object, err
 }

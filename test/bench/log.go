@@ -19,8 +19,8 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 )
 
-// Event is a watch event, its arrival time, and the version of its object: of one
-// cluster's events, the larger is the later.
+// Event is a watch event, its arrival time, and its object's resourceVersion as a number,
+// which orders the events of one cluster.
 type Event[T runtime.Object] struct {
 	Type    watch.EventType
 	Object  T
@@ -36,7 +36,7 @@ type Log[T runtime.Object] struct {
 	more   chan struct{} // closed when something was added
 }
 
-// StartLog logs what a watch shows from now on, until ctx ends.
+// StartLog records the events of a watch from now on, until ctx ends.
 func StartLog[T runtime.Object](ctx context.Context, lw *cache.ListWatch) (*Log[T], error) {
 	w, err := watchFrom(ctx, lw)
 	if err != nil {
@@ -47,17 +47,17 @@ func StartLog[T runtime.Object](ctx context.Context, lw *cache.ListWatch) (*Log[
 	return l, nil
 }
 
-// watchFrom watches what happens from now on.
+// watchFrom watches changes from now on.
 func watchFrom(ctx context.Context, lw *cache.ListWatch) (watch.Interface, error) {
 	list, err := lw.ListWithContext(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return nil, err
 	}
-	about, err := meta.ListAccessor(list)
+	accessor, err := meta.ListAccessor(list)
 	if err != nil {
 		return nil, err
 	}
-	return watchtools.NewRetryWatcherWithContext(ctx, about.GetResourceVersion(), lw)
+	return watchtools.NewRetryWatcherWithContext(ctx, accessor.GetResourceVersion(), lw)
 }
 
 func (l *Log[T]) recordEvents(w watch.Interface) {
@@ -90,15 +90,15 @@ func (l *Log[T]) appendEvent(e *Event[T], err error) {
 	l.more = make(chan struct{})
 }
 
-// Len returns the number of events so far, from where an Await of later events
-// begins.
+// Len returns the number of events so far, which is the position from which Await
+// waits for later events.
 func (l *Log[T]) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.events)
 }
 
-// Last returns the latest event; false if there was none yet.
+// Last returns the latest event, or false if there is none yet.
 func (l *Log[T]) Last() (Event[T], bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,11 +131,11 @@ func (l *Log[T]) Await(ctx context.Context, from int, match func(Event[T]) bool)
 	}
 }
 
-// versionOf returns an object's resourceVersion, which is a number here.
+// versionOf returns an object's resourceVersion as a number.
 func versionOf(object runtime.Object) (uint64, error) {
-	about, err := meta.Accessor(object)
+	accessor, err := meta.Accessor(object)
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseUint(about.GetResourceVersion(), 10, 64)
+	return strconv.ParseUint(accessor.GetResourceVersion(), 10, 64)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// describeMachine says where a suite runs, and how many threads were runnable over the last minute.
+// describeMachine describes this host and its load average over the last minute.
 func describeMachine() string {
 	kernel, kernelErr := os.ReadFile("/proc/sys/kernel/osrelease")
 	proc, err := procfs.NewDefaultFS()

@@ -19,22 +19,22 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// bigVMs is the number of VMs above which a suite takes two turns, since each takes minutes.
+// bigVMs is the number of VMs above which there are at most two turns, since each takes minutes.
 const bigVMs = 1000
 
-// Suite measures something, beside a floor where there is one.
+// Suite is a benchmark.
 type Suite struct {
 	Name string
-	// Turns is how often compared programs take turns, and VMs the numbers of VMs, unless flags
-	// say otherwise.
+	// Turns is how often compared programs take turns, and VMs the numbers of VMs. Flags can change
+	// both.
 	Turns int
 	VMs   []int
 	// Measure adds rows to the report.
 	Measure func(context.Context, *Report) error
 }
 
-// Main runs the suites that are named by its arguments, until they end or are interrupted. It
-// is a floor, which a suite has started, if that is its first argument.
+// Main runs the suites that the program's arguments name, until they end or are interrupted. If
+// the first argument is the name of a floor, it runs the floor.
 func Main(suites []Suite, floors map[string]Floor) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := runMain(ctx, os.Args[1:], suites, floors)
@@ -50,8 +50,8 @@ func runMain(ctx context.Context, args []string, suites []Suite, floors map[stri
 		return floors[args[0]].run(ctx, args[1], args[2:])
 	}
 	flags := pflag.NewFlagSet("bench", pflag.ContinueOnError)
-	turns := flags.Int("turns", 0, "how often compared programs take turns, in place of the number of each suite")
-	vms := flags.IntSlice("vms", nil, "numbers of VMs, in rising order, in place of the numbers of each suite")
+	turns := flags.Int("turns", 0, "how often compared programs take turns; replaces the number of each suite")
+	vms := flags.IntSlice("vms", nil, "numbers of VMs, in rising order; replaces the numbers of each suite")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func runMain(ctx context.Context, args []string, suites []Suite, floors map[stri
 	return nil
 }
 
-// chooseSuites returns those of these names, in their order.
+// chooseSuites returns the suites with the given names, in the order of suites.
 func chooseSuites(suites []Suite, names []string) (chosen []Suite, err error) {
 	var known []string
 	for _, s := range suites {
@@ -93,15 +93,15 @@ func chooseSuites(suites []Suite, names []string) (chosen []Suite, err error) {
 	return chosen, nil
 }
 
-// validate compares it with what it was before flags.
-func (s Suite) validate(own Suite) error {
+// validate checks a suite with the values of flags, given the suite without flags.
+func (s Suite) validate(original Suite) error {
 	if s.Turns < 1 {
 		return fmt.Errorf("--turns is %d: it must be at least 1", s.Turns)
 	}
-	if own.VMs == nil {
+	if original.VMs == nil {
 		return nil
 	}
-	least := min(own.VMs[0], 1)
+	least := min(original.VMs[0], 1)
 	return assert.ErrorUnless(len(s.VMs) != 0 && s.VMs[0] >= least && slices.IsSorted(s.VMs),
 		"--vms is %v: it must be rising numbers, for suite %s from %d", s.VMs, s.Name, least)
 }
@@ -123,7 +123,7 @@ func Logf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 }
 
-// TurnsWith returns how many turns are taken with that many VMs.
+// TurnsWith returns the number of turns with a number of VMs.
 func (r *Report) TurnsWith(vms int) int {
 	if vms > bigVMs {
 		return min(r.Turns, 2)
@@ -131,11 +131,11 @@ func (r *Report) TurnsWith(vms int) int {
 	return r.Turns
 }
 
-// Contender is one of the compared programs.
+// Contender is a turn of one of the compared programs.
 type Contender func(turn int) error
 
-// TakeTurns runs all of them the same number of times. The order changes, so that
-// what one leaves behind affects all.
+// TakeTurns runs all contenders the same number of times. The order rotates, so that the
+// after-effects of one affect all others.
 func TakeTurns(turns int, contenders ...Contender) error {
 	for turn := range turns {
 		for n := range contenders {

@@ -14,24 +14,24 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// Quiet means that processes used less than that part of one CPU over a while.
+// Processes are quiet if they use less than quietPart of one CPU during quietPeriod.
 const (
-	quietPart   = 0.3
-	quietWhile  = 300 * time.Millisecond
-	quietWithin = 2 * time.Minute
+	quietPart    = 0.3
+	quietPeriod  = 300 * time.Millisecond
+	quietTimeout = 2 * time.Minute
 )
 
 // AwaitQuiet waits until processes have only routine work left.
 func AwaitQuiet(ctx context.Context, pids ...int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, quietWithin, fmt.Errorf("the processes were not quiet within %s", quietWithin))
+	ctx, cancel := context.WithTimeoutCause(ctx, quietTimeout, fmt.Errorf("the processes were not quiet within %s", quietTimeout))
 	defer cancel()
 	before, err := CPUTime(pids...)
 	for err == nil {
-		if err = Pause(ctx, quietWhile); err != nil {
+		if err = Pause(ctx, quietPeriod); err != nil {
 			return err
 		}
 		var now time.Duration
-		if now, err = CPUTime(pids...); now-before < time.Duration(quietPart*float64(quietWhile)) {
+		if now, err = CPUTime(pids...); now-before < time.Duration(quietPart*float64(quietPeriod)) {
 			return err
 		}
 		before = now
@@ -39,11 +39,11 @@ func AwaitQuiet(ctx context.Context, pids ...int) error {
 	return err
 }
 
-// pollPeriod is how exact a measurement by Poll is.
+// pollPeriod is the time between two checks of Poll.
 const pollPeriod = 25 * time.Millisecond
 
-// Poll calls check until it succeeds, and returns how long that took, or check's last error
-// if it takes too long. It checks as often at the end of a long wait as at its beginning.
+// Poll calls check in constant periods until it succeeds, and returns how long it took, or the last
+// error of check if it took too long.
 func Poll(within time.Duration, check func() error) (took time.Duration, err error) {
 	for begin := time.Now(); ; time.Sleep(pollPeriod) {
 		err = check()
@@ -65,8 +65,8 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// CPUTime returns what processes have used so far, in steps of 10 ms; ended
-// processes do not count.
+// CPUTime returns the CPU time of processes so far, in steps of 10 ms. Ended processes
+// do not count.
 func CPUTime(pids ...int) (sum time.Duration, err error) {
 	for _, pid := range pids {
 		p, err := procfs.NewProc(pid)
@@ -85,13 +85,13 @@ func CPUTime(pids ...int) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// Memory is how much of a process is in memory, in bytes.
+// Memory is the memory of a process, in bytes.
 type Memory struct {
-	Resident  uint64 // what ps shows as RSS
-	Anonymous uint64 // that without the program's file: heap and stacks
+	Resident  uint64 // RSS
+	Anonymous uint64 // RSS without mapped files: heap and stacks
 }
 
-// MemoryOf a process.
+// MemoryOf returns the memory of a process.
 func MemoryOf(pid int) (Memory, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {

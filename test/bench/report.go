@@ -14,7 +14,7 @@ import (
 	"text/tabwriter"
 )
 
-// Report is the figures of a suite, where they were measured and how.
+// Report has the figures of a suite, and the conditions under which they were measured.
 type Report struct {
 	Machine string   `json:"machine"`
 	Turns   int      `json:"turns,omitempty"`
@@ -29,19 +29,19 @@ type Row struct {
 	VMs    int    `json:"vms"`
 	Unit   string `json:"unit"`
 	Ours   Runs   `json:"ours"`
-	Beside string `json:"beside,omitempty"` // what floor is
+	Beside string `json:"beside,omitempty"` // the name of the floor
 	Floor  Runs   `json:"floor,omitempty"`
 	Aim    string `json:"aim,omitempty"`
 	Met    bool   `json:"met,omitempty"`
 }
 
-// Runs are a figure that was measured several times.
+// Runs are several measurements of a figure.
 type Runs []float64
 
 // NewReport begins a report.
 func NewReport() *Report { return &Report{Machine: describeMachine()} }
 
-// Notef adds what a reader of the figures has to know.
+// Notef adds a note for readers of the figures.
 func (r *Report) Notef(format string, args ...any) {
 	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
 }
@@ -53,13 +53,13 @@ func (r *Report) AddRow(what string, vms int, unit string, ours ...float64) *Row
 	return row
 }
 
-// AddDifference adds how much larger the median of more is, beside the noise of that.
+// AddDifference adds a row with the difference between the medians of more and base, and its noise.
 func (r *Report) AddDifference(what string, vms int, unit string, more, base []float64) *Row {
 	by, noise := Difference(base, more)
 	return r.AddRow(what, vms, unit, by).CompareWith("noise", noise)
 }
 
-// CompareWith compares the row with measurements of the same turns, if there are any.
+// CompareWith compares the row with measurements of another program in the same turns, if there are any.
 func (r *Row) CompareWith(name string, floor ...float64) *Row {
 	if len(floor) > 0 {
 		r.Beside, r.Floor = name, floor
@@ -67,7 +67,7 @@ func (r *Row) CompareWith(name string, floor ...float64) *Row {
 	return r
 }
 
-// ratios has one ratio for each turn.
+// ratios returns the ratio of each turn.
 func (r *Row) ratios() (ratios Runs) {
 	for n, ours := range r.Ours {
 		if n < len(r.Floor) && r.Floor[n] > 0 {
@@ -77,26 +77,26 @@ func (r *Row) ratios() (ratios Runs) {
 	return ratios
 }
 
-// RatioAtMost is an aim for the median of the ratio.
+// RatioAtMost sets an upper bound of the median ratio as the aim.
 func (r *Row) RatioAtMost(limit float64) {
 	if ratios := r.ratios(); len(ratios) > 0 {
 		r.Aim, r.Met = fmt.Sprintf("at most %.3g x", limit), Median(ratios) <= limit
 	}
 }
 
-// RatioAtLeast is an aim for the median of the ratio.
+// RatioAtLeast sets a lower bound of the median ratio as the aim.
 func (r *Row) RatioAtLeast(limit float64) {
 	if ratios := r.ratios(); len(ratios) > 0 {
 		r.Aim, r.Met = fmt.Sprintf("at least %.3g x", limit), Median(ratios) >= limit
 	}
 }
 
-// AtMost is an aim for the median.
+// AtMost sets an upper bound of the median as the aim.
 func (r *Row) AtMost(limit float64) {
 	r.Aim, r.Met = fmt.Sprintf("at most %g", limit), Median(r.Ours) <= limit
 }
 
-// PercentileAtMost is an aim for a percentile; 100 is the largest.
+// PercentileAtMost sets an upper bound of a percentile as the aim; 100 means the largest value.
 func (r *Row) PercentileAtMost(p, limit float64) {
 	r.Aim, r.Met = fmt.Sprintf("p%g at most %g", p, limit), Percentile(r.Ours, p) <= limit
 }
@@ -115,7 +115,7 @@ func (f Runs) String() string {
 	return text
 }
 
-// formatNumber shows three of the digits, or all before the point.
+// formatNumber formats a number with about three significant digits.
 func formatNumber(f float64) string {
 	switch {
 	case math.Abs(f) >= 100 || f == float64(int64(f)):
@@ -128,7 +128,7 @@ func formatNumber(f float64) string {
 	return strconv.FormatFloat(f, 'f', 2, 64)
 }
 
-// String is the report in Markdown that is also readable on a terminal.
+// String returns the report in Markdown that is also readable on a terminal.
 func (r *Report) String() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "\n%s\n%s\n\n", r.Machine, strings.Join(append(r.Notes, "Medians, and in brackets the range."), "\n"))
@@ -147,7 +147,7 @@ func (r *Report) String() string {
 	return text.String()
 }
 
-// write writes it to a file, and creates its folder if needed.
+// write writes the report to a file as JSON, and creates the folder if needed.
 func (r *Report) write(path string) error {
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Percentile is the nearest rank: with n values, the p-th is the ceil(p/100 x n)
-// smallest, so p99 of fewer than 100 is the largest. No values have none.
+// Percentile returns the percentile by nearest rank: of n values, the ceil(p/100 x n)
+// smallest, so p99 of fewer than 100 values is the largest. It returns 0 without values.
 func Percentile(s []float64, p float64) float64 {
 	if len(s) == 0 {
 		return 0
@@ -21,7 +21,7 @@ func Percentile(s []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(s))-1]
 }
 
-// Median is the middle, or the mean of the two middle ones.
+// Median returns the middle value, or the mean of the two middle values.
 func Median(s []float64) float64 {
 	if len(s) == 0 {
 		return 0
@@ -34,25 +34,25 @@ func Median(s []float64) float64 {
 	return (sorted[half-1] + sorted[half]) / 2
 }
 
-// Milliseconds of a duration.
+// Milliseconds returns a duration in ms.
 func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Figures are one figure of all measurements.
+// Figures returns one figure of each measurement.
 func Figures[T any](all []T, pick func(T) float64) []float64 {
 	figures := make([]float64, len(all))
-	for n, one := range all {
-		figures[n] = pick(one)
+	for n, measurement := range all {
+		figures[n] = pick(measurement)
 	}
 	return figures
 }
 
-// resamples is how often Difference draws; more would change no digit shown.
+// resamples is how often Difference resamples; more would not change the printed digits.
 const resamples = 4000
 
-// Difference returns how much larger b's median is than a's, and the noise of that:
-// half of the range of 95 of 100 differences when runs are drawn again from the
-// measured ones (bootstrap). A difference below its noise may be none. The draw is
-// the same every time.
+// Difference returns the difference between the medians of b and a, and its noise: half
+// the width of the 95 % confidence interval by bootstrap, which resamples the measured
+// runs. A difference below its noise is not significant. The samples are the same every
+// time.
 func Difference(a, b []float64) (median, noise float64) {
 	draw := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // statistics, not secrets
 	differences := make([]float64, resamples)
@@ -70,5 +70,5 @@ func resample(draw *rand.Rand, s []float64) []float64 {
 	return drawn
 }
 
-// Megabytes of bytes.
+// Megabytes returns a number of bytes in MB.
 func Megabytes(bytes uint64) float64 { return float64(bytes) / 1e6 }

@@ -10,7 +10,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// newRuns returns 1 to n, not in order.
+// newRuns returns the numbers 1 to n, unordered.
 func newRuns(n int) (runs []float64) {
 	for i := range n {
 		runs = append(runs, float64((i*7)%n+1))
@@ -22,12 +22,12 @@ func TestPercentiles(t *testing.T) {
 	for n, want := range map[int][4]float64{0: {}, 1: {1, 1, 1, 1}, 20: {1, 10.5, 20, 20}, 100: {1, 50.5, 99, 100}, 1000: {1, 500.5, 990, 1000}} {
 		runs := newRuns(n)
 		got := [4]float64{Percentile(runs, 0), Median(runs), Percentile(runs, 99), Percentile(runs, 100)}
-		assert.True(t, got == want, "the smallest, median, p99 and largest of %d are %v, want %v", n, got, want)
+		assert.True(t, got == want, "the minimum, median, p99 and maximum of %d are %v, want %v", n, got, want)
 	}
 }
 
-// TestDifference checks that a shift far beyond the spread is detected, and that
-// none is reported without one.
+// TestDifference checks that a shift far beyond the spread is detected, and that equal runs have
+// difference 0.
 func TestDifference(t *testing.T) {
 	base, shifted := newRuns(20), newRuns(20)
 	for n := range shifted {
@@ -41,7 +41,7 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestReport checks that a report says what was measured, and whether aims are met.
+// TestReport checks that a report has the measured values, and says whether aims are met.
 func TestReport(t *testing.T) {
 	r := NewReport()
 	r.AddRow("create", 10, "ms", 30, 10, 20).CompareWith("noop", 10, 10, 10).RatioAtMost(1.5)

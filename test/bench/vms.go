@@ -26,7 +26,7 @@ const (
 	usersAtOnce = 16
 	// callTimeout bounds one request of a benchmark.
 	callTimeout = 30 * time.Second
-	// timeoutPerObject and minTimeout bound operations on many.
+	// timeoutPerObject and minTimeout bound operations on many objects.
 	timeoutPerObject = time.Second
 	minTimeout       = 2 * time.Minute
 )
@@ -36,18 +36,18 @@ type VMs struct {
 	typed.VirtualMachineInterface
 	// AtOnce is how many requests are sent at a time.
 	AtOnce int
-	// New makes a VM of a name.
+	// New returns a VM object with a name.
 	New func(name string) *api.VirtualMachine
 }
 
-// vmsIn returns those of a namespace: small ones.
+// vmsIn returns the VMs of a namespace.
 func (e *Environment) vmsIn(namespace string) *VMs {
 	return &VMs{e.VMsIn(namespace), usersAtOnce, func(name string) *api.VirtualMachine {
 		return framework.NewVM(name).Namespace(namespace).Obj()
 	}}
 }
 
-// VMName the n-th VM.
+// VMName returns the name of the n-th VM.
 func VMName(n int) string { return fmt.Sprintf("vm-%05d", n) }
 
 // WatchVMs lists and watches VMs.
@@ -68,12 +68,12 @@ func (v *VMs) CreateOne(ctx context.Context, name string, opts metav1.CreateOpti
 	return err
 }
 
-// CreateNth creates the VM of that number.
+// CreateNth creates the n-th VM.
 func (v *VMs) CreateNth(ctx context.Context, n int) error {
 	return v.CreateOne(ctx, VMName(n), metav1.CreateOptions{})
 }
 
-// DeleteNth deletes it.
+// DeleteNth deletes the n-th VM.
 func (v *VMs) DeleteNth(ctx context.Context, n int) error {
 	return v.Delete(ctx, VMName(n), metav1.DeleteOptions{})
 }
@@ -83,7 +83,7 @@ func (v *VMs) CreateMany(ctx context.Context, count int) (time.Duration, error) 
 	return v.EachUntil(ctx, count, IsActive, (*VMs).CreateNth)
 }
 
-// CreateSettled creates VMs, and returns when all have reported their usage, after which
+// CreateSettled creates VMs, and waits until the usage of each is in its status, after which
 // nothing changes.
 func (v *VMs) CreateSettled(ctx context.Context, count int) error {
 	took, err := v.EachUntil(ctx, count, func(e watch.EventType, vm *api.VirtualMachine) bool {
@@ -93,13 +93,13 @@ func (v *VMs) CreateSettled(ctx context.Context, count int) error {
 	return err
 }
 
-// DeleteMany deletes those VMs, and returns how long it took until all were gone.
+// DeleteMany deletes the VMs of CreateMany, and returns how long it took until all were gone.
 func (v *VMs) DeleteMany(ctx context.Context, count int) (time.Duration, error) {
 	return v.EachUntil(ctx, count, IsGone[*api.VirtualMachine], (*VMs).DeleteNth)
 }
 
-// NewOne creates one more VM and deletes it, and returns how long it took until it was Active, and
-// until it was gone. Between the two it waits until the environment is quiet.
+// NewOne creates a VM, calls quiet and deletes the VM. It returns how long the VM took until it was
+// Active, and until it was gone.
 func (v *VMs) NewOne(ctx context.Context, name string, quiet func(context.Context) error) (active, gone time.Duration, err error) {
 	if active, err = WaitForAll(ctx, WatchVMs(v), 1, IsActive, func(ctx context.Context) error {
 		return v.CreateOne(ctx, name, metav1.CreateOptions{})
@@ -115,22 +115,22 @@ func (v *VMs) NewOne(ctx context.Context, name string, quiet func(context.Contex
 	return active, gone, err
 }
 
-// Step is an action on the VM of a number.
+// Step is an action on the n-th VM.
 type Step func(v *VMs, ctx context.Context, n int) error
 
-// Each does something to each VM, several at a time.
+// Each runs a step for each VM, several at a time.
 func (v *VMs) Each(ctx context.Context, count int, do Step) error {
 	ctx, cancel := WithTimeout(ctx, count)
 	defer cancel()
 	return ForEach(ctx, count, v.AtOnce, func(ctx context.Context, n int) error { return do(v, ctx, n) })
 }
 
-// EachUntil does something to each VM, and returns how long it took until all match.
+// EachUntil runs a step for each VM, and returns how long it took until all match.
 func (v *VMs) EachUntil(ctx context.Context, count int, match Match[*api.VirtualMachine], do Step) (time.Duration, error) {
 	return WaitForAll(ctx, WatchVMs(v), count, match, func(ctx context.Context) error { return v.Each(ctx, count, do) })
 }
 
-// Match reports whether an object of a watch is as it should be.
+// Match reports whether an event of a watch shows the wanted state.
 type Match[T any] func(watch.EventType, T) bool
 
 // IsActive matches VMs that run.
@@ -151,13 +151,13 @@ func ForEach(ctx context.Context, count, parallel int, do func(ctx context.Conte
 	return group.Wait()
 }
 
-// WithTimeout returns a context with time for an operation on that many objects.
+// WithTimeout returns a context with a timeout for an operation on count objects.
 func WithTimeout(ctx context.Context, count int) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, max(minTimeout, time.Duration(count)*timeoutPerObject), errors.New("not done in time"))
 }
 
-// WaitForAll calls do, and waits until a watch has shown that many objects that match, each
-// counted once. It returns how long that took.
+// WaitForAll calls do, and waits until a watch has shown count different objects that match. It
+// returns how long it took.
 func WaitForAll[T interface {
 	runtime.Object
 	metav1.Object

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bugs puts bugs into Drover on purpose, so that tests can show that they find
-// them. The sources stay as they are: WriteOverlay writes copies with all bugs for go build
-// -overlay, and the environment of a program that is built so enables one of them.
+// Package bugs seeds bugs in Drover, so that tests can show that they find them. It does not
+// change the sources: WriteOverlay writes copies with all bugs for go build -overlay. In a
+// program that is built with the overlay, an environment variable enables one of the bugs.
 //
 // Start with All in list.go.
 package bugs
@@ -27,21 +27,21 @@ func IsEnabled(name string) bool { return enabled == name }
 // IsSeeded reports whether any bug is enabled.
 func IsSeeded() bool { return enabled != "" }
 
-// Bug is a change of a source file that must not go unnoticed.
+// Bug is a change of source files that tests must find.
 type Bug struct {
 	Name string
-	// Rules are the numbers of the rules that schedules break with it, separated by "|"; empty
-	// if only other tests find it.
+	// Rules are the numbers of the rules that schedules break with the bug, separated by "|". It
+	// is empty if only other tests find the bug.
 	Rules string
-	// Edits are made in the sources.
+	// Edits are the changes of the sources.
 	Edits []Edit
 }
 
-// Edit replaces a text that a file has once.
+// Edit replaces a text that occurs once in a file.
 type Edit struct{ File, Old, New string }
 
-// WriteOverlay writes the sources with all bugs into dir, and a file for go build -overlay,
-// whose name it returns. root is the module's folder.
+// WriteOverlay writes the sources with all bugs into dir, and returns the name of the file
+// for go build -overlay. root is the module's folder.
 func WriteOverlay(root, dir string) (string, error) {
 	changed := map[string]string{}
 	for _, bug := range All {
@@ -68,7 +68,7 @@ func WriteOverlay(root, dir string) (string, error) {
 	return overlay, os.WriteFile(overlay, content, 0o600)
 }
 
-// apply makes an edit. In its text, BUG stands for whether the bug is enabled.
+// apply makes an edit. In its new text, BUG is replaced by an expression for whether the bug is enabled.
 func apply(changed map[string]string, root, name string, e Edit) error {
 	content, ok := changed[e.File]
 	if !ok {

@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestEdits checks that every edit still finds its place in the sources, and that what comes of them can be
-// compiled: only long tests run it.
+// TestEdits checks that every edit still applies to the sources, and that the edited sources compile:
+// otherwise only long tests compile them.
 func TestEdits(t *testing.T) {
 	t.Parallel()
 	root, err := filepath.Abs(filepath.Join("..", ".."))

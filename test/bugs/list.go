@@ -9,7 +9,7 @@ package bugs
 var All = []Bug{
 	{"finalizer-late", "O1", []Edit{{
 		"internal/controller/finalizer.go", "	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
-		"	if BUG {\n		s := step{pass: pass{r: r, facts: facts{vm: vm}}}\n		_ = r.callDriver(ctx, vm, policy.Action{Step: policy.StepEnsure, Power: policy.PowerOn}, s.driverTarget(), \"\")\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
+		"	if BUG {\n		s := step{r: r, facts: facts{vm: vm}}\n		_ = r.callDriver(ctx, vm, policy.Action{Step: policy.StepEnsure, Power: policy.PowerOn}, s.driverTarget(), \"\")\n	}\n	next := vm.DeepCopy()\n	controllerutil.AddFinalizer",
 	}}},
 	{"finalizer-after-creation", "O1", []Edit{
 		{"internal/controller/finalizer.go", "	controllerutil.AddFinalizer(next, api.FinalizerServer)\n", "	if !BUG || r.Inventory.Get(vm.UID).Server.ID != \"\" {\n		controllerutil.AddFinalizer(next, api.FinalizerServer)\n	} else if vm.Annotations[api.AnnotationBound] != \"\" {\n		return vm, nil\n	}\n"},
@@ -73,7 +73,7 @@ var All = []Bug{
 		"internal/controller/secrets/secrets.go", "	spec.Env, err = r.readEnv(", "	if BUG {\n		println(spec.UserData.Reveal())\n	}\n	spec.Env, err = r.readEnv(",
 	}}},
 	{"status-always", "O8", []Edit{{
-		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &p.base.Status) && !BUG {",
+		"internal/controller/report.go", "	if equality.Semantic.DeepEqual(&next, &known.base.Status) {", "	if equality.Semantic.DeepEqual(&next, &known.base.Status) && !BUG {",
 	}}},
 	{"take-over-forgotten", "O4|O10", []Edit{{
 		"internal/controller/setup.go", "	r.enqueueUnfinished(ctx, q)\n", "	if BUG {\n		return\n	}\n	r.enqueueUnfinished(ctx, q)\n",
@@ -89,7 +89,7 @@ var All = []Bug{
 		"internal/controller/act.go", "	if action.Step == policy.StepDelete {\n", "	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	if action.Step == policy.StepDelete {\n",
 	}}},
 	{"list-without-timeout", "", []Edit{{
-		"internal/inventory/inventory.go", "	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)\n	defer cancel()\n	i.mu.Lock()\n", "	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)\n	defer cancel()\n	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	i.mu.Lock()\n",
+		"internal/inventory/inventory.go", "	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)\n	defer cancel()\n	startSeq := i.cache.beginQuery()\n", "	ctx, cancel := context.WithTimeout(ctx, i.CallTimeout)\n	defer cancel()\n	if BUG {\n		ctx = context.WithoutCancel(ctx)\n	}\n	startSeq := i.cache.beginQuery()\n",
 	}}},
 	{"unsettled-as-gone", "", []Edit{{
 		"internal/inventory/inventory.go", "			e.settlesAt = i.Clock.Now().Add(settlePeriod)", "			if !BUG {\n				e.settlesAt = i.Clock.Now().Add(settlePeriod)\n			}",
@@ -104,7 +104,7 @@ var All = []Bug{
 		"internal/controller/reconcile.go", "	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {\n", "	if BUG && vm != nil && vm.CreationTimestamp.After(r.Clock.Now()) {\n		return ctrl.Result{}, nil\n	}\n	if vm == nil || policy.DriverOf(vm, r.Drivers) != r.Driver {\n",
 	}}},
 	{"failed-report-forgotten", "", []Edit{{
-		"internal/controller/report.go", "	isOvertaken, err := p.writeStatus(ctx)\n	if err != nil {\n", "	isOvertaken, err := p.writeStatus(ctx)\n	if err != nil && !BUG {\n",
+		"internal/controller/report.go", "	known, isOvertaken, err := r.writeStatus(ctx, p.facts, decision)\n	if err != nil {\n", "	known, isOvertaken, err := r.writeStatus(ctx, p.facts, decision)\n	if err != nil && !BUG {\n",
 	}}},
 	{"sweep-never-frozen", "", []Edit{{
 		"internal/inventory/sweep.go", "	frozen := s.Policy == OrphanDelete && orphans > limit\n", "	frozen := s.Policy == OrphanDelete && orphans > limit && !BUG\n",
@@ -126,14 +126,14 @@ var All = []Bug{
 	}}},
 	{"foreign-containers", "", []Edit{{
 		"internal/driver/docker/instance.go", "		all = res.Items\n		return err\n",
-		"		all = res.Items\n		if BUG && err == nil {\n			var others client.ContainerListResult\n			others, err = c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: client.Filters{}.Add(\"label\", LabelCluster+\"=another-\"+d.ClusterID)})\n			all = append(all, others.Items...)\n		}\n		return err\n",
+		"		all = res.Items\n		if BUG && err == nil {\n			var others client.ContainerListResult\n			others, err = c.ContainerList(ctx, client.ContainerListOptions{All: evenStopped, Filters: client.Filters{}.Add(\"label\", LabelCluster+\"=another-\"+d.Options.ClusterID)})\n			all = append(all, others.Items...)\n		}\n		return err\n",
 	}}},
 	{"foreign-machines", "", []Edit{
-		{"internal/driver/qemu/list.go", "s.ClusterID != d.ClusterID) ||", "s.ClusterID != d.ClusterID && !BUG) ||"},
-		{"internal/driver/qemu/ensure.go", "	case s.ClusterID != d.ClusterID:\n", "	case s.ClusterID != d.ClusterID && !BUG:\n"},
+		{"internal/driver/qemu/list.go", "s.ClusterID != d.Host.ClusterID) ||", "s.ClusterID != d.Host.ClusterID && !BUG) ||"},
+		{"internal/driver/qemu/ensure.go", "	case s.ClusterID != host.ClusterID:\n", "	case s.ClusterID != host.ClusterID && !BUG:\n"},
 	}},
 	{"pause-pretended", "", []Edit{
-		{"internal/driver/qemu/ensure.go", "		return c.inst.Calls().Pause(ctx)\n", "		if BUG {\n			return os.Mkdir(c.inst.Machine.File(\"pretended\"), 0o700)\n		}\n		return c.inst.Calls().Pause(ctx)\n"},
+		{"internal/driver/qemu/ensure.go", "		return c.inst.SupervisorCalls().Pause(ctx)\n", "		if BUG {\n			return os.Mkdir(c.inst.Machine.File(\"pretended\"), 0o700)\n		}\n		return c.inst.SupervisorCalls().Pause(ctx)\n"},
 		{"internal/driver/qemu/instance/instance.go", "IsPaused() bool {\n", "IsPaused() bool {\n	if BUG {\n		_, err := os.Lstat(inst.Machine.File(\"pretended\"))\n		return err == nil\n	}\n"},
 	}},
 	{"registry-answer-shown", "", []Edit{{
@@ -144,16 +144,16 @@ var All = []Bug{
 	}}},
 	{"docker-random-name", "", []Edit{{
 		"internal/driver/docker/create.go", "		res, err := c.ContainerCreate(ctx, options)\n",
-		"		if BUG {\n			options.Name = fmt.Sprintf(\"%s-%x\", name, d.Clock.Now().UnixNano())\n		}\n		res, err := c.ContainerCreate(ctx, options)\n",
+		"		if BUG {\n			options.Name = fmt.Sprintf(\"%s-%x\", name, d.Options.Clock.Now().UnixNano())\n		}\n		res, err := c.ContainerCreate(ctx, options)\n",
 	}}},
 	{"qemu-second-process", "", []Edit{
 		{"internal/driver/qemu/instance/calls.go", "ctx.Err() != nil || bounded.Err() != nil || o", "ctx.Err() != nil || bounded.Err() != nil && !BUG || o"},
 		{"internal/driver/qemu/instance/calls.go", "	if c.machine.Machine.WaitStopped(ctx, GoneWithin) == nil {\n", "	if BUG || c.machine.Machine.WaitStopped(ctx, GoneWithin) == nil {\n"},
-		{"internal/machine/machine.go", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {\n", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil && !BUG {\n"},
+		{"internal/machine/machine.go", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {\n", "	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil && (!BUG || name != RunLockFile) {\n"},
 		{"internal/driver/qemu/instance/host.go", "	if err := h.KillStrays(ctx, uid); err != nil {\n", "	if BUG {\n		return nil\n	}\n	if err := h.KillStrays(ctx, uid); err != nil {\n"},
 	}},
 	{"qemu-ends-with-supervisor", "", []Edit{{
-		"internal/machine/supervised/reach.go", "	return now.startSupervisor(ctx, lock)\n", "	if BUG && !now.Config.StartedAt.IsZero() {\n		_ = now.Machine.Kill(ctx)\n	}\n	return now.startSupervisor(ctx, lock)\n",
+		"internal/machine/supervised/reach.go", "	return current.startSupervisor(ctx, lock)\n", "	if BUG && !current.Config.StartedAt.IsZero() {\n		_ = current.Machine.Kill(ctx)\n	}\n	return current.startSupervisor(ctx, lock)\n",
 	}}},
 	{"supervisor-missing-as-end", "", []Edit{{
 		"internal/driver/qemu/instance/calls.go", "	if o.On, err = isOn(c.machine.Machine); err != nil || !o.On {\n", "	o.On, err = isOn(c.machine.Machine)\n	if BUG && o.On && !c.machine.Config.StartedAt.IsZero() {\n		o.On, err = c.machine.IsSupervised()\n	}\n	if err != nil || !o.On {\n",
@@ -169,9 +169,9 @@ var All = []Bug{
 		"internal/driver/pod/instance/state.go", "	if last, ok := i.reader.LastStatus(i.Pod.UID); ok {\n		return last.State == control.StatePaused\n",
 		"	if last, ok := i.reader.LastStatus(i.Pod.UID); ok && !BUG {\n		return last.State == control.StatePaused\n",
 	}}},
-	{"freed-output-as-zeros", "", []Edit{{"internal/machine/output/reader.go", "	if kept > at {\n", "	if kept > at && !BUG {\n"}}},
-	{"output-never-freed", "", []Edit{{"internal/machine/output/output.go", "before / step * step; before <= b.freed {\n", "before / step * step; before <= b.freed || BUG {\n"}}},
-	{"old-output-kept-on-full-disk", "", []Edit{{"internal/machine/output/output.go", "errors.Is(err, unix.ENOSPC) && kept >= step;", "errors.Is(err, unix.ENOSPC) && kept >= step && !BUG;"}}},
+	{"freed-output-as-zeros", "", []Edit{{"internal/machine/output/reader.go", "	if kept > offset {\n", "	if kept > offset && !BUG {\n"}}},
+	{"output-never-freed", "", []Edit{{"internal/machine/output/output.go", "position / holeUnit * holeUnit; position <= b.freedBefore {\n", "position / holeUnit * holeUnit; position <= b.freedBefore || BUG {\n"}}},
+	{"old-output-kept-on-full-disk", "", []Edit{{"internal/machine/output/output.go", "errors.Is(err, unix.ENOSPC) && kept >= holeUnit;", "errors.Is(err, unix.ENOSPC) && kept >= holeUnit && !BUG;"}}},
 	{"slow-reader-not-waited-for", "", []Edit{{"internal/machine/output/reader.go", "		case !isHeld && behind > r.HoldAfter:\n", "		case !isHeld && behind > r.HoldAfter && !BUG:\n"}}},
 	{"last-output-missed", "", []Edit{{
 		"internal/machine/output/reader.go", "	if isOver {\n		if end, err", "	if isOver && !BUG {\n		if end, err",
@@ -180,4 +180,29 @@ var All = []Bug{
 	{"output-of-all-runs", "", []Edit{{
 		"internal/driver/qemu/instance/start.go", "	s.guest.Output = &record.Output{Begin: begin}\n", "	s.guest.Output = &record.Output{Begin: begin}\n	if BUG {\n		s.guest.Output.Begin = output.Positions{}\n	}\n",
 	}}},
+	{"whiteout-by-lower-link", "", []Edit{{
+		"internal/image/rootfs/tree.go", "		if err := upper.putEntry(&entries[k], t); err != nil {\n",
+		"		if parent, base := path.Split(entries[k].path); BUG && entries[k].isWhiteout {\n			if folder, err := t.findFolder(parent, false); err == nil && folder != nil {\n				delete(folder.inode().Children, base)\n			}\n			continue\n		}\n		if err := upper.putEntry(&entries[k], t); err != nil {\n",
+	}}},
+	{"opaque-ignored", "", []Edit{{"internal/image/rootfs/tree.go", "		if m.isOpaque {\n", "		if m.isOpaque && !BUG {\n"}}},
+	{"whiteout-of-own-layer", "", []Edit{{
+		"internal/image/rootfs/tree.go", "			delete(merged, name)\n", "			delete(merged, name)\n			if BUG {\n				delete(own, name)\n			}\n",
+	}}},
+	{"implied-folder-as-entry", "", []Edit{{"internal/image/rootfs/tree.go", "		if m.isImplied {\n", "		if m.isImplied && !BUG {\n"}}},
+	{"attributes-lost", "", []Edit{{
+		"internal/image/rootfs/entries.go", "	i.Xattrs, err = parseXattrs(header)\n", "	if !BUG {\n		i.Xattrs, err = parseXattrs(header)\n	}\n",
+	}}},
+	{"folder-replaces-folder", "", []Edit{{
+		"internal/image/rootfs/tree.go", "		if old := merged[name]; old != nil && old.IsDir() && file.IsDir() {\n", "		if old := merged[name]; old != nil && old.IsDir() && file.IsDir() && !BUG {\n",
+	}}},
+	{"init-as-child", "", []Edit{{"internal/guest/boot/run.go", `m.config.Init == "" && isInit {`, `m.config.Init == "" && isInit && !BUG {`}}},
+	{"restart-as-end", "", []Edit{{"internal/guest/boot/run.go", "	m.restarts = ended == syscall.SIGHUP\n", "	m.restarts = ended == syscall.SIGHUP && !BUG\n"}}},
+	{"shutdown-as-failure", "", []Edit{{"internal/guest/boot/run.go", "	if ended == syscall.SIGINT {\n", "	if ended == syscall.SIGINT && !BUG {\n"}}},
+	{"stop-signal-of-image-ignored", "", []Edit{{
+		"internal/guest/boot/run.go", "config.ParseSignal(m.config.StopSignal)\n", "config.ParseSignal(m.config.StopSignal)\n			if BUG {\n				signal = int(syscall.SIGTERM)\n			}\n",
+	}}},
+	{"no-process-numbers-of-image", "", []Edit{{
+		"internal/guest/boot/run.go", "	if err := m.table.Enter(namespace); err != nil {\n", "	if BUG {\n		namespace = nil\n	} else if err := m.table.Enter(namespace); err != nil {\n",
+	}}},
+	{"session-not-killed", "", []Edit{{"internal/guest/process/process.go", "	p.signalSession(syscall.SIGKILL)\n", "	if !BUG {\n		p.signalSession(syscall.SIGKILL)\n	}\n"}}},
 }

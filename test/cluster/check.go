@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
-// check reports what this machine lacks for a cluster.
+// check returns an error if this host lacks something that a cluster needs.
 func check(p plan.Plan) error {
 	if p.Nodes < 1 || p.Nodes > plan.MaxNodes {
 		return fmt.Errorf("a cluster has 1 to %d nodes, not %d", plan.MaxNodes, p.Nodes)
@@ -29,7 +29,7 @@ func check(p plan.Plan) error {
 	return checkPrograms()
 }
 
-// checkDir refuses folders that nodes do not see: they have their own in their place.
+// checkDir rejects folders that nodes cannot see, because they mount their own folders over them.
 func checkDir(dir string) error {
 	if dir == "" {
 		dir = os.TempDir()

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster runs a Kubernetes cluster of several nodes on this machine. Each node
-// is a process tree with namespaces, containerd and a separate kubelet, so that tests
-// can switch one off, cut its link or end one of its programs.
+// Package cluster runs a Kubernetes cluster of several nodes on this host. Each node is a
+// process tree with separate namespaces, containerd and kubelet, so that tests can switch a
+// node off, cut its link or end one of its programs.
 //
-// Tests call Start. Nothing is left of a cluster after Close, or after the process that
-// started it has been killed: all its processes are in one PID namespace, and another
-// process removes the rest, such as control groups, once the kernel has ended them.
+// Tests call Start. A cluster is removed completely by Close, or after the process that
+// started it has been killed: the kernel ends all its processes, which are in one PID
+// namespace, and then another process removes the rest, such as control groups.
 package cluster
 
 import (
@@ -31,32 +31,32 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// startTimeout is how long a cluster may take to start, on a slow and busy machine.
+// startTimeout is how long a cluster may take to start on a slow and busy host.
 const startTimeout = 5 * time.Minute
 
-// ProbeImage is an image that every node has. Its program /probe serves HTTP and asks
-// for URLs: see cmd/probe.
+// ProbeImage is an image that every node has. Its program /probe serves HTTP and requests
+// URLs: see cmd/probe.
 const ProbeImage = plan.ProbeImage
 
 // Options of a cluster.
 type Options struct {
-	// Nodes is how many nodes there are, from 1 to 9; 0 means 3.
+	// Nodes is the number of nodes, from 1 to 9; 0 means 3.
 	Nodes int
 	// Dir gets the files of the cluster. It must not exist, and is removed with the
 	// cluster. Empty means a temporary one.
 	Dir string
 	// Images are archives, as docker save writes them, that all nodes import.
 	Images []string
-	// Simulated clusters get many more nodes, which a program simulates: a node may be silent for
-	// longer, and the scheduler is not slowed down.
+	// Simulated is for clusters with many more nodes, which a program simulates: nodes may be silent
+	// for longer, and the scheduler is without a rate limit.
 	Simulated bool
-	// Detached clusters run until Close, even if this process ends once they have started.
+	// Detached lets the cluster run until Close, even if this process ends before.
 	Detached bool
 	// Binaries is the folder that hack/cluster-binaries.sh printed; empty means to run it.
 	Binaries string
 }
 
-// Cluster that runs.
+// Cluster is a running cluster.
 type Cluster struct {
 	// Config connects as the cluster's administrator.
 	Config *rest.Config
@@ -70,10 +70,10 @@ type Cluster struct {
 	plan  plan.Plan
 	rig   *rigProcess // nil if another process started it
 	close sync.Once
-	err   error // of close
+	err   error // the result of Close
 }
 
-// New starts a cluster that the caller must Close. All nodes are Ready when it returns,
+// New starts a cluster that the caller must Close. When it returns, all nodes are Ready
 // and pods can be created.
 func New(ctx context.Context, opts Options) (*Cluster, error) {
 	p, err := newPlan(ctx, opts)
@@ -91,13 +91,13 @@ func New(ctx context.Context, opts Options) (*Cluster, error) {
 		err = c.rig.detach()
 	}
 	if err != nil {
-		printed := c.Logs() // which Close removes
+		printed := c.Logs() // before Close removes them
 		return nil, failure.OfStart(err, c.Close(), printed)
 	}
 	return c, nil
 }
 
-// Open returns the cluster that runs in a folder.
+// Open returns the running cluster whose files are in a folder.
 func Open(ctx context.Context, dir string) (*Cluster, error) {
 	p, err := plan.Read(dir)
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *Cluster) connect() error {
 	return err
 }
 
-// newPlan checks what a cluster needs and makes its folder.
+// newPlan checks the host, and returns the plan of a cluster after making its folder.
 func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 	if opts.Nodes == 0 {
 		opts.Nodes = 3
@@ -151,7 +151,7 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 		}
 		p.Binaries = binaries
 	}
-	// Two clusters at a time have different groups, whatever their folders are called.
+	// The name must be unique on this host, because control groups are named after it.
 	p.Name = fmt.Sprintf("%s%d-%d", plan.NamePrefix, os.Getpid(), time.Now().UnixNano())
 	for _, archive := range opts.Images {
 		path, err := filepath.Abs(archive)
@@ -164,7 +164,7 @@ func newPlan(ctx context.Context, opts Options) (plan.Plan, error) {
 		return p, err
 	}
 	p.Images = append(p.Images, p.Path("probe.tar"))
-	// With a plan, ShutDown removes the folder if this process is killed now.
+	// From now on ShutDown can remove the folder if this process is killed.
 	if err := p.Write(); err != nil {
 		return p, errors.Join(err, os.RemoveAll(p.Dir))
 	}
@@ -185,7 +185,7 @@ func makeDir(p *plan.Plan) error {
 	return os.Mkdir(dir, 0o700)
 }
 
-// buildBinaries builds what is out of date, and returns the folder.
+// buildBinaries builds the programs that are out of date, and returns their folder.
 func buildBinaries(ctx context.Context) (string, error) {
 	root, err := framework.RepositoryRoot()
 	if err != nil {
@@ -201,8 +201,8 @@ func buildBinaries(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Close ends all nodes and the control plane, and removes what they have left. It may be
-// called again.
+// Close ends all nodes and the control plane, and removes everything that they have left. It
+// may be called several times.
 func (c *Cluster) Close() error {
 	c.close.Do(func() {
 		if c.rig != nil {

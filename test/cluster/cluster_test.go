@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.RunTests(m, &shared, cluster.Options{Nodes: 3}))
 }
 
-// runPod runs a pod that serves on a node, until the end of the test. It stays when the
-// node is lost.
+// runPod runs a pod with a web server on a node, until the end of the test. The pod is not evicted
+// when its node is lost.
 func runPod(t *testing.T, name string, node *cluster.Node) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{
@@ -64,13 +64,13 @@ func createReadyPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 
 func namespaceOf(pod *corev1.Pod) string { return cmp.Or(pod.Namespace, metav1.NamespaceDefault) }
 
-// waitForPod waits until a pod is Ready, and returns it as it is then.
+// waitForPod waits until a pod is Ready, and returns its object.
 func waitForPod(t *testing.T, pod *corev1.Pod) (ready *corev1.Pod) {
 	t.Helper()
 	assert.Eventually(t, pod.Name+" is Ready", func(t testing.TB) (err error) {
 		ready, err = shared.Client.CoreV1().Pods(namespaceOf(pod)).Get(t.Context(), pod.Name, metav1.GetOptions{})
 		if err == nil && !podutils.IsPodReady(ready) {
-			err = fmt.Errorf("its status is %+v", ready.Status)
+			err = fmt.Errorf("the status is %+v", ready.Status)
 		}
 		return err
 	})
@@ -88,7 +88,7 @@ func deletePod(t *testing.T, pod *corev1.Pod) {
 	pods := shared.Client.CoreV1().Pods(namespaceOf(pod))
 	assert.Eventually(t, pod.Name+" is gone", func(testing.TB) error {
 		if err := pods.Delete(ctx, pod.Name, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is being deleted: %w", err)
+			return fmt.Errorf("the pod is still being deleted: %w", err)
 		}
 		return nil
 	})
@@ -105,7 +105,7 @@ func waitForNode(t *testing.T, node *cluster.Node, ready bool) {
 	})
 }
 
-// get returns the answer of a URL to a pod.
+// get requests a URL from a pod, and returns the answer.
 func get(t *testing.T, pod, url string) string {
 	t.Helper()
 	var out string
@@ -116,7 +116,7 @@ func get(t *testing.T, pod, url string) string {
 	return strings.TrimSpace(out)
 }
 
-// isServed reports whether a pod accepts connections of the host.
+// isServed returns an error unless a pod accepts connections of the host.
 func isServed(t testing.TB, pod *corev1.Pod) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(t.Context(), "tcp", net.JoinHostPort(pod.Status.PodIP, "8080"))
@@ -126,7 +126,7 @@ func isServed(t testing.TB, pod *corev1.Pod) error {
 	return conn.Close()
 }
 
-// createService makes a Service for pods with a label, until the end of the test.
+// createService creates a Service for pods with a label, until the end of the test.
 func createService(t *testing.T, namespace, name string, selector map[string]string, port int32) *corev1.Service {
 	t.Helper()
 	services := shared.Client.CoreV1().Services(namespace)

@@ -28,13 +28,13 @@ import (
 
 const (
 	contractClass = "contract"
-	// contractVolumes is more than the suite has servers: a volume is not used again.
+	// contractVolumes is more than the number of the suite's servers: volumes are not reused.
 	contractVolumes = 150
 	bootImage       = "drover.test/boot:"
 )
 
 // TestPodContract runs the contract suite with driver pod on real kubelets. Its guests are a boot
-// sector that obeys letters at the console. Package pod runs the same with a simulated kubelet.
+// sector that obeys letters typed at the console. Package pod runs the same suite with a simulated kubelet.
 func TestPodContract(t *testing.T) {
 	tier.Full(t, "it takes ten minutes; package pod runs the suite with a simulated kubelet")
 	importMachine(t)
@@ -66,7 +66,7 @@ func TestPodContract(t *testing.T) {
 	checkNoPodLeft(t)
 }
 
-// importBootGuests gives all nodes the images of the suite's guests.
+// importBootGuests imports the images of the suite's guests on all nodes.
 func importBootGuests(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -99,7 +99,7 @@ func waitForLog(t *testing.T, p *corev1.Pod, want string) {
 	})
 }
 
-// bootGuest describes the guests, which print what is typed.
+// bootGuest describes the guests, which echo typed letters.
 func bootGuest(e *podtest.Engine) drivertest.Guest {
 	return drivertest.Guest{
 		Print: func(t *testing.T, _ driver.Driver, s driver.Server, word string) {
@@ -113,7 +113,7 @@ func bootGuest(e *podtest.Engine) drivertest.Guest {
 	}
 }
 
-// guestActions adds what the guests, and the host of all nodes, can do.
+// guestActions adds the actions of the guests, and of the host of all nodes.
 func guestActions(e *podtest.Engine, to drivertest.OutOfBand) drivertest.OutOfBand {
 	say := func(t *testing.T, s driver.Server, letter string) {
 		t.Helper()
@@ -134,7 +134,7 @@ func guestActions(e *podtest.Engine, to drivertest.OutOfBand) drivertest.OutOfBa
 	return to
 }
 
-// killIfRunning ends the machine of a pod that may not have started it, or is ending.
+// killIfRunning kills the machine of a pod, if the machine has started and not ended.
 func killIfRunning(t *testing.T, p *corev1.Pod) {
 	t.Helper()
 	if err := killQEMU(p.Labels[objects.LabelUID]); err != nil {
@@ -146,12 +146,12 @@ func killIfRunning(t *testing.T, p *corev1.Pod) {
 func killQEMU(uid string) error {
 	pid, ok := findProcess("qemu-system", uid)
 	if !ok {
-		return errors.New("it does not run")
+		return errors.New("QEMU does not run")
 	}
 	return syscall.Kill(pid, syscall.SIGKILL)
 }
 
-// checkNoPodLeft checks that the suite has left no pod behind.
+// checkNoPodLeft checks that all pods of the suite are gone.
 func checkNoPodLeft(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, "all pods are gone", func(t testing.TB) error {

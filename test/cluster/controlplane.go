@@ -10,10 +10,10 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// KillAPIServer ends kube-apiserver as a crash does.
+// KillAPIServer ends kube-apiserver by SIGKILL.
 func (c *Cluster) KillAPIServer() error { return c.post("/processes/kube-apiserver/kill") }
 
-// StartAPIServer starts a kube-apiserver that was killed, and returns when it is ready.
+// StartAPIServer starts kube-apiserver after KillAPIServer, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	if err := c.post("/processes/kube-apiserver/start"); err != nil {
 		return err

@@ -19,15 +19,15 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
-// writeProbeImage writes an archive with the image that runs first in every pod, and that
-// tests use.
+// writeProbeImage writes an archive with ProbeImage, which also has the program that runs first
+// in every pod.
 func writeProbeImage(p plan.Plan) error {
 	files := map[string]string{"pause": p.Program("pause"), "probe": p.Program("probe")}
 	return WriteImage(p.Path("probe.tar"), plan.ProbeImage, files, "/pause")
 }
 
-// WriteImage writes an archive with an image of some programs: names in the image's root
-// and files of this machine. It runs as a user who is not root.
+// WriteImage writes an archive with an image of programs: it maps names in the image's root to
+// files of this host. Containers of it run as a user who is not root.
 func WriteImage(archive, tag string, programs map[string]string, entrypoint ...string) error {
 	reference, err := name.NewTag(tag)
 	if err != nil {

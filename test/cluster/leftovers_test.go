@@ -28,8 +28,8 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// childEnv has the options of a cluster that a process starts, and closes when it is
-// terminated.
+// childEnv is the variable with the options of the cluster that a child process starts, and closes
+// when it gets SIGTERM.
 const childEnv = "DROVER_TEST_CLUSTER_CHILD"
 
 func runChild(options string) int {
@@ -53,7 +53,7 @@ func runChild(options string) int {
 	return 0
 }
 
-// startChild starts a process that starts a cluster, and returns when that is ready.
+// startChild starts a process that starts a cluster, and returns when the cluster is ready.
 func startChild(t *testing.T, opts cluster.Options) *exec.Cmd {
 	t.Helper()
 	cmd, output := startChildOnly(t, opts)
@@ -62,7 +62,7 @@ func startChild(t *testing.T, opts cluster.Options) *exec.Cmd {
 	return cmd
 }
 
-// startChildOnly starts a process that starts a cluster, and returns before that is ready.
+// startChildOnly starts a process that starts a cluster, and does not wait for the cluster.
 func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 	t.Helper()
 	options, err := json.Marshal(opts)
@@ -77,8 +77,8 @@ func startChildOnly(t *testing.T, opts cluster.Options) (*exec.Cmd, io.Reader) {
 	return cmd, output
 }
 
-// leftovers returns what a cluster has left, as leftovers.sh prints it, and settings
-// of the kernel. There may be other clusters.
+// leftovers returns the leftovers of a cluster, as leftovers.sh prints them, and settings of the
+// kernel. Other clusters may exist.
 func leftovers(t testing.TB, p plan.Plan) (left, settings []string) {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
@@ -96,7 +96,7 @@ func leftovers(t testing.TB, p plan.Plan) (left, settings []string) {
 	return left, settings
 }
 
-// checkSeen checks that the script would find what is left of a cluster.
+// checkSeen checks that the script finds every kind of thing of a running cluster.
 func checkSeen(t *testing.T, left []string) {
 	t.Helper()
 	all := strings.Join(left, "")
@@ -105,8 +105,8 @@ func checkSeen(t *testing.T, left []string) {
 	}
 }
 
-// TestNothingIsLeft starts clusters beside the one of the other tests and ends them in
-// every way. One that is detached outlives its starter.
+// TestNothingIsLeft starts clusters beside the other tests' cluster and ends them in every way. A
+// detached cluster outlives the process that has started it.
 func TestNothingIsLeft(t *testing.T) {
 	tier.Full(t, "it starts further clusters; it tests the clusters of tests and nothing of Drover")
 	for name, c := range map[string]struct {
@@ -152,7 +152,7 @@ func checkEnd(t *testing.T, dir string, before []string, end func(*cluster.Clust
 	c, err := cluster.Open(t.Context(), dir)
 	assert.NoError(t, err)
 	ready, err := c.Node(1).IsReady(t.Context())
-	assert.True(t, ready, "its node is not Ready: %v", err)
+	assert.True(t, ready, "the node is not Ready: %v", err)
 	left, settings := leftovers(t, p)
 	checkSeen(t, left)
 	assert.True(t, slices.Equal(before, settings), "the cluster changed %q to %q", before, settings)
@@ -166,7 +166,7 @@ func checkNothingLeft(t *testing.T, p plan.Plan, before []string) {
 		left, settings := leftovers(t, p)
 		return assert.ErrorUnless(len(left) == 0 && slices.Equal(before, settings), "%q, settings before %q, after %q", left, before, settings)
 	})
-	assert.ErrorIs(t, "its folder is left", assert.ErrorOf(os.Stat(p.Dir)), os.ErrNotExist)
+	assert.ErrorIs(t, "the folder is left", assert.ErrorOf(os.Stat(p.Dir)), os.ErrNotExist)
 }
 
 // killChild kills a child of a process, by its command line.
@@ -183,8 +183,8 @@ func killChild(t *testing.T, parent *exec.Cmd, command string) error {
 	return fmt.Errorf("process %d lacks a child %s: %w", parent.Process.Pid, command, err)
 }
 
-// TestKilledStart checks that nothing is left of a cluster whose starter was killed, also of
-// one that would be detached.
+// TestKilledStart checks that nothing is left of a cluster whose starting process was killed, even if
+// the cluster was to be detached.
 func TestKilledStart(t *testing.T) {
 	tier.Full(t, "it starts further clusters; it tests the clusters of tests and nothing of Drover")
 	dir := filepath.Join(t.TempDir(), "cluster")

@@ -29,7 +29,7 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/rig"
 )
 
-// stopTimeout is how long it may take until nothing is left of a cluster.
+// stopTimeout is how long it may take until a cluster is removed.
 const stopTimeout = 3 * time.Minute
 
 // rigProcess is the first process of a cluster, and the process that cleans up after it.
@@ -41,8 +41,8 @@ type rigProcess struct {
 	cleaner *exec.Cmd
 }
 
-// startRig starts the cluster's first process, gives the host a link to it, and tells it
-// the plan. It decides the plan's slot.
+// startRig starts the cluster's first process, links the host to the cluster, which determines
+// the plan's slot, and sends the plan to the process.
 func startRig(p *plan.Plan) (*rigProcess, error) {
 	r := &rigProcess{name: p.Name, dir: p.Dir}
 	pidfd, err := r.startProcess(*p)
@@ -50,7 +50,7 @@ func startRig(p *plan.Plan) (*rigProcess, error) {
 		return nil, err
 	}
 	defer func() { _ = pidfd.Close() }()
-	// The process ends with its input, and does nothing before it has read the plan.
+	// Until the process has read the plan it does nothing, and it ends if its input ends.
 	if err := errors.Join(r.startCleaner(*p, pidfd), writeProbeImage(*p), linkHost(p, r.Cmd.Process.Pid), p.Write()); err != nil {
 		return nil, errors.Join(err, r.stop())
 	}
@@ -60,8 +60,8 @@ func startRig(p *plan.Plan) (*rigProcess, error) {
 	return r, nil
 }
 
-// startCleaner starts the process that removes what the cluster leaves, as soon as the
-// process of pidfd has ended.
+// startCleaner starts the process that removes everything that the cluster has left, as soon as
+// the process of pidfd has ended.
 func (r *rigProcess) startCleaner(p plan.Plan, pidfd *os.File) error {
 	//nolint:noctx // It must outlive whatever is cancelled.
 	cleaner := exec.Command(p.Program("drover-cluster"), "clean", "--name", p.Name, p.Dir)
@@ -74,8 +74,8 @@ func (r *rigProcess) startCleaner(p plan.Plan, pidfd *os.File) error {
 	return nil
 }
 
-// startProcess returns a file that is ready to be read when the process has ended, and with
-// it all others of its PID namespace.
+// startProcess starts the first process, and returns its pidfd, which becomes readable when the
+// process and all others of its PID namespace have ended.
 func (r *rigProcess) startProcess(p plan.Plan) (*os.File, error) {
 	//nolint:noctx // It ends with its standard input.
 	cmd := exec.Command(p.Program("drover-cluster"), "rig", p.Name)
@@ -96,11 +96,11 @@ func (r *rigProcess) startProcess(p plan.Plan) (*os.File, error) {
 	return os.NewFile(uintptr(pidfd), "pidfd"), nil
 }
 
-// detach lets the cluster run on after this process.
+// detach lets the cluster run even after this process has ended.
 func (r *rigProcess) detach() error { return json.NewEncoder(r.stdin).Encode(true) }
 
-// linkHost gives the host an address in the first network that no other cluster has, and
-// routes to the pods. They vanish with the cluster's network namespace.
+// linkHost gives the host an address in the first network that no other cluster uses, and
+// routes to the pods. The kernel removes both with the cluster's network namespace.
 func linkHost(p *plan.Plan, pid int) error {
 	for p.Slot = range plan.Slots {
 		link := &netlink.Veth{
@@ -124,7 +124,7 @@ func linkHost(p *plan.Plan, pid int) error {
 	return fmt.Errorf("%d clusters run already, or their networks 10.89.0.0/24 and following are used otherwise", plan.Slots)
 }
 
-// isRouted reports whether the host has a network with an address, beside the default
+// isRouted reports whether the host has a route to an address other than the default
 // route.
 func isRouted(ip string) (bool, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
@@ -147,7 +147,7 @@ func addressHost(p plan.Plan, link netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	// By the alias it is known whose link it is, also when another cluster has the slot.
+	// The alias says which cluster the link belongs to, even if another cluster uses the slot later.
 	if err := errors.Join(netlink.LinkSetAlias(link, p.Name), netlink.AddrAdd(link, address), netlink.LinkSetUp(link)); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func addressHost(p plan.Plan, link netlink.Link) error {
 	return nil
 }
 
-// stop ends the cluster, and returns when nothing is left.
+// stop ends the cluster, and waits until it is removed.
 func (r *rigProcess) stop() error {
 	_ = r.Cmd.Process.Kill() // with it, the kernel ends all processes of the namespace
 	<-r.Ended
@@ -171,20 +171,20 @@ func (r *rigProcess) stop() error {
 	if r.cleaner != nil && r.cleaner.Wait() == nil {
 		return nil
 	}
-	return cleanRepeatedly(r.name, r.dir) // it was killed, or says again what is left
+	return cleanRepeatedly(r.name, r.dir) // the cleaner was killed or has failed
 }
 
-// shutDown ends a cluster that another process started, and removes what is left even if
-// the process that would do so has been killed.
+// shutDown ends a cluster that another process started. It removes everything that is left,
+// even if the cleaner has been killed.
 func shutDown(p plan.Plan) error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	_ = control.Post(ctx, p.Socket(), "/shutdown") // it ends without an answer
+	_ = control.Post(ctx, p.Socket(), "/shutdown") // the process ends without an answer
 	return cleanRepeatedly(p.Name, p.Dir)
 }
 
-// Clean removes what is left of a cluster once its first process has ended, whose pidfd is
-// descriptor 3.
+// Clean waits until a cluster's first process, whose pidfd is descriptor 3, has ended. Then it
+// removes everything that is left of the cluster.
 func Clean(name, dir string) error {
 	for {
 		_, err := unix.Poll([]unix.PollFd{{Fd: 3, Events: unix.POLLIN}}, -1)
@@ -196,13 +196,13 @@ func Clean(name, dir string) error {
 		}
 	}
 	err := cleanRepeatedly(name, dir)
-	if err != nil { // who started the cluster may be gone, so the folder has it
+	if err != nil { // written to the folder, because the process that started the cluster may have ended
 		_ = os.WriteFile(filepath.Join(dir, "clean.log"), []byte(err.Error()+"\n"), 0o600)
 	}
 	return err
 }
 
-// cleanRepeatedly cleans until it succeeds: processes that are about to end may still write
+// cleanRepeatedly calls clean until it succeeds, because ending processes may still write
 // files.
 func cleanRepeatedly(name, dir string) error {
 	if err := plan.CheckName(name); err != nil {
@@ -211,7 +211,8 @@ func cleanRepeatedly(name, dir string) error {
 	return assert.Poll(context.Background(), "the cluster in "+dir+" is removed", func() error { return clean(name, dir) })
 }
 
-// clean removes the folder last: as long as it is there, something is left.
+// clean removes everything that is left of a cluster. It removes the folder last, so that the
+// folder exists as long as anything is left.
 func clean(name, dir string) error {
 	if err := errors.Join(unlinkHost(name), cgroups.Remove("/"+name)); err != nil {
 		return err
@@ -219,8 +220,8 @@ func clean(name, dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// unlinkHost removes the host's link to a cluster. It would vanish with the cluster's
-// network namespace, which the kernel keeps for connections that were not closed.
+// unlinkHost removes the host's link to a cluster. The kernel would remove it with the cluster's
+// network namespace, but unclosed connections can keep the namespace alive.
 func unlinkHost(name string) error {
 	links, err := netlink.LinkList()
 	if err != nil {

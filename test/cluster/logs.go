@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// lastLines is how many lines of each log are shown.
+// lastLines is how many lines of each log Logs returns.
 const lastLines = 15
 
 // Logs returns the ends of the logs of all programs.

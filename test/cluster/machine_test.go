@@ -33,8 +33,8 @@ const (
 	machineUUID      = "5d0f0b0e-3a5c-4b7e-9d58-1f6a2c9e7b10"
 )
 
-// machineDescription describes a machine to drover-machine: a Linux guest whose disk is a copy of an
-// image, which counts its boots there.
+// machineDescription describes a machine to drover-machine: a Linux guest that counts its boots on a
+// disk, which is a copy of an image.
 const machineDescription = `
 version: 1
 uuid: ` + machineUUID + `
@@ -43,16 +43,16 @@ cpus: 1
 memoryBytes: 201326592
 accelerator: tcg
 rootDisk: {folder: /disk, image: /image/disk, sizeBytes: 67108864}
-kernel: {file: /image/vmlinuz, initrd: /image/initrd, cmdline: console=ttyS0 quiet panic=-1}
+kernel: {file: /image/vmlinuz, initrd: /image/initrd, cmdline: console=ttyS0 quiet panic=-1 no_timer_check}
 forwards: [{port: 80}]
 cloudInit: /cloud-init
 gracePeriodSeconds: 60
 `
 
-// isMachineImported is set once all nodes have the images. No test is parallel to another.
+// isMachineImported is set once all nodes have the images. Tests are not parallel.
 var isMachineImported bool
 
-// importMachine builds the images of drover-machine and of a guest, and gives them to all nodes,
+// importMachine builds the images of drover-machine and of a guest, and imports them on all nodes,
 // once for all tests.
 func importMachine(t *testing.T) {
 	t.Helper()
@@ -72,7 +72,7 @@ func importMachine(t *testing.T) {
 	isMachineImported = true
 }
 
-// importImage gives a node, or all nodes, an image of files.
+// importImage imports an image made of files on a node, or on all nodes.
 func importImage(t *testing.T, to interface {
 	ImportImage(ctx context.Context, archive string) error
 }, tag string, files map[string]string,
@@ -83,7 +83,7 @@ func importImage(t *testing.T, to interface {
 	assert.NoError(t, to.ImportImage(t.Context(), archive))
 }
 
-// machineExample is examples/drover-machine/pod.yaml, whose pod is changed to run the test's guest.
+// machineExample is examples/drover-machine/pod.yaml, changed to run the test's guest.
 type machineExample struct {
 	config corev1.ConfigMap
 	secret corev1.Secret
@@ -118,8 +118,8 @@ func readMachineExample(t *testing.T, node *cluster.Node) *machineExample {
 	return &e
 }
 
-// create makes a namespace in which only restricted pods run, with the pod and the objects that it refers to. It
-// returns when the kubelet's probe has found that the guest answers.
+// create creates a namespace for restricted pods, with the pod and the objects that it refers to. It
+// returns when the kubelet's probe has succeeded.
 func (e *machineExample) create(t *testing.T) *corev1.Pod {
 	t.Helper()
 	createNamespace(t, machineNamespace)
@@ -152,8 +152,8 @@ func findProcess(name, argument string) (pid int, ok bool) {
 	return 0, false
 }
 
-// TestMachine runs the example of drover-machine, without Drover, in a restricted pod: a guest that another
-// pod reaches, and that a deletion shuts down.
+// TestMachine runs the example of drover-machine, without Drover, in a restricted pod. Another pod reaches
+// the guest, and deletion of the pod shuts the guest down.
 func TestMachine(t *testing.T) {
 	tier.Full(t, "TestPodDriver runs drover-machine in restricted pods too")
 	importMachine(t)
@@ -173,15 +173,15 @@ func TestMachine(t *testing.T) {
 		}
 		end := pod.Status.ContainerStatuses[0].State.Terminated
 		if end == nil {
-			return errors.New("it runs")
+			return errors.New("the machine still runs")
 		}
-		assert.True(t, end.ExitCode == 0 && strings.Contains(end.Message, `"reason":"Completed"`), "it ended with %d, %q", end.ExitCode, end.Message)
+		assert.True(t, end.ExitCode == 0 && strings.Contains(end.Message, `"reason":"Completed"`), "the machine ended with %d, %q", end.ExitCode, end.Message)
 		return nil
 	})
 }
 
-// typeInto types at the console of a machine, as kubectl attach does. It asks for no output: with output,
-// containerd 2.4 may miss that the input is over, if it is over at once, and the session then does not end.
+// typeInto types at the console of a machine, as kubectl attach does, but without output: with output,
+// containerd 2.4 may miss the end of a short input, and the session then does not end.
 func typeInto(t *testing.T, namespace, name, text string) {
 	t.Helper()
 	request := shared.Client.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("attach").

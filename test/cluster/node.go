@@ -17,13 +17,13 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
-// Node of a cluster.
+// Node is a node of a cluster.
 type Node struct {
 	// Name of the Node object.
 	Name string
-	// IP is its address, reachable from this machine.
+	// IP is the node's address, which this host can reach.
 	IP string
-	// Dir has its files and logs. A manifest of a static pod goes to manifests/ there.
+	// Dir has the node's files and logs. Manifests of static pods belong in its folder manifests.
 	Dir string
 
 	cluster *Cluster
@@ -44,7 +44,7 @@ func (c *Cluster) Nodes() []*Node {
 	return nodes
 }
 
-// NodeByName returns a node by the name that a pod's spec.nodeName has.
+// NodeByName returns a node by its name, as in a pod's spec.nodeName.
 func (c *Cluster) NodeByName(name string) (*Node, error) {
 	for _, node := range c.Nodes() {
 		if node.Name == name {
@@ -54,20 +54,20 @@ func (c *Cluster) NodeByName(name string) (*Node, error) {
 	return nil, fmt.Errorf("there is no node %q", name)
 }
 
-// HostIP is the address of this machine as pods see it.
+// HostIP is the address at which pods reach this host.
 func (c *Cluster) HostIP() string { return c.plan.HostIP() }
 
-// ControlGroup returns a name below which a test may have control groups. They
-// are removed with the cluster.
+// ControlGroup returns the path of a control group for a test. It is removed with the
+// cluster.
 func (c *Cluster) ControlGroup(name string) string { return path.Join("/", c.plan.Name, name) }
 
-// PowerOff ends all processes of the node at once, as a loss of power does.
+// PowerOff kills all processes of the node at once, like a loss of power.
 func (n *Node) PowerOff() error { return n.post("power-off") }
 
-// PowerOn starts a node that is off. It returns when its kubelet has been started.
+// PowerOn starts a node that is off, and waits until its kubelet is started.
 func (n *Node) PowerOn() error { return n.post("power-on") }
 
-// CutLink cuts the node from the network. Its processes go on.
+// CutLink disconnects the node from the network. Its processes keep running.
 func (n *Node) CutLink() error { return n.post("cut-link") }
 
 // RestoreLink undoes CutLink.
@@ -75,22 +75,22 @@ func (n *Node) RestoreLink() error { return n.post("restore-link") }
 
 func (n *Node) post(verb string) error { return n.cluster.post(nodePath(n.index, verb)) }
 
-// KillKubelet ends the kubelet alone. Containers go on.
+// KillKubelet kills only the kubelet. Containers keep running.
 func (n *Node) KillKubelet() error { return n.controlProcess("kubelet", "kill") }
 
-// StartKubelet starts a kubelet that was killed.
+// StartKubelet starts the kubelet after KillKubelet.
 func (n *Node) StartKubelet() error { return n.controlProcess("kubelet", "start") }
 
-// KillContainerd ends containerd alone. Containers go on.
+// KillContainerd kills only containerd. Containers keep running.
 func (n *Node) KillContainerd() error { return n.controlProcess("containerd", "kill") }
 
-// StartContainerd starts a containerd that was killed.
+// StartContainerd starts containerd after KillContainerd.
 func (n *Node) StartContainerd() error { return n.controlProcess("containerd", "start") }
 
 // RestartKubelet kills the kubelet and starts it again.
 func (n *Node) RestartKubelet() error { return errors.Join(n.KillKubelet(), n.StartKubelet()) }
 
-// call posts a path to the node itself.
+// call sends a command to the process that controls the node.
 func (n *Node) call(ctx context.Context, path string) error {
 	if err := control.Post(ctx, n.cluster.plan.NodeSocket(n.index), path); err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)

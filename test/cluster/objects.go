@@ -15,12 +15,12 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 )
 
-// OutOfService is the taint by which an operator asserts that a lost node runs nothing.
-// Its pods are then removed by force.
+// OutOfService is the taint by which an operator asserts that a lost node runs nothing, so
+// that Kubernetes removes its pods by force.
 var OutOfService = corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute}
 
-// Drain cordons the node and evicts its pods except those of DaemonSets, as kubectl drain
-// does with --delete-emptydir-data --force. It returns when they are gone.
+// Drain cordons the node and evicts its pods except those of DaemonSets, like kubectl drain
+// with --delete-emptydir-data --force. It waits until the pods are gone.
 func (n *Node) Drain(ctx context.Context) error {
 	node, err := n.get(ctx)
 	if err != nil {
@@ -40,12 +40,12 @@ func (n *Node) Drain(ctx context.Context) error {
 	return nil
 }
 
-// Cordon keeps new pods from the node.
+// Cordon makes the node unschedulable.
 func (n *Node) Cordon(ctx context.Context) error {
 	return n.update(ctx, func(node *corev1.Node) { node.Spec.Unschedulable = true })
 }
 
-// Uncordon undoes Cordon, and Drain's part of it.
+// Uncordon makes the node schedulable after Cordon or Drain.
 func (n *Node) Uncordon(ctx context.Context) error {
 	return n.update(ctx, func(node *corev1.Node) { node.Spec.Unschedulable = false })
 }
@@ -62,7 +62,7 @@ func (n *Node) Untaint(ctx context.Context, key string) error {
 	})
 }
 
-// Delete deletes the Node object. A kubelet that runs makes no new one: restart it.
+// Delete deletes the Node object. The kubelet creates a new one only when it starts.
 func (n *Node) Delete(ctx context.Context) error {
 	return n.cluster.Client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
 }

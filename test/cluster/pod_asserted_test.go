@@ -19,7 +19,7 @@ import (
 )
 
 // setOutOfService kills a node's kubelet and gives the node the out-of-service taint, while the guest's
-// container runs on. Then two machines may run (docs/adr/0038), so the oracle permits it.
+// container keeps running. Then two machines may run (docs/adr/0038), which the oracle is told to permit.
 func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.Node) (endException func() bool) {
 	t.Helper()
 	assert.NoError(t, node.KillKubelet())
@@ -29,17 +29,17 @@ func (g *guest) setOutOfService(t *testing.T, before *corev1.Pod, node *cluster.
 	return endException
 }
 
-// waitEnded waits until the container of a pod has ended, whatever the API says of it.
+// waitEnded waits until the container of a pod has ended, regardless of the pod's status.
 func (g *guest) waitEnded(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	assert.Eventually(t, "the container of "+string(pod.UID)+" has ended", func(testing.TB) error {
-		return assert.ErrorUnless(!runningMachines()[pod.Name][pod.UID], "it runs")
+		return assert.ErrorUnless(!runningMachines()[pod.Name][pod.UID], "the container still runs")
 	})
 }
 
-// testRunningOutOfService says of a node that it is out of service while the guest's machine runs there.
-// The next one is made elsewhere, and cannot lock the disk until the first is ended by its kubelet, which
-// comes back.
+// testRunningOutOfService wrongly taints a node as out of service while the guest's machine runs there.
+// The next machine is created on another node, and cannot lock the disk until the kubelet returns and
+// ends the first machine.
 func testRunningOutOfService(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	endException := g.setOutOfService(t, before, node)
@@ -61,8 +61,8 @@ func testRunningOutOfService(t *testing.T, g *guest) {
 	assert.NoError(t, node.Untaint(t.Context(), cluster.OutOfService.Key))
 }
 
-// testRunningOutOfServiceThere does the same to a guest whose disk is on that node: the next pod waits to be
-// scheduled there.
+// testRunningOutOfServiceThere is testRunningOutOfService for a guest whose disk is on the node: the next
+// pod waits until the node is schedulable again.
 func testRunningOutOfServiceThere(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	endException := g.setOutOfService(t, before, node)

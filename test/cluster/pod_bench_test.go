@@ -32,35 +32,35 @@ import (
 )
 
 const (
-	// maxStartRatio and maxOverhead are the aims.
+	// maxStartRatio and maxOverhead are the aims of the benchmark.
 	maxStartRatio, maxOverhead = 1.15, 40 // MB
-	// memoryGuests is how many guests are asked for the memory around them.
+	// memoryGuests is for how many guests the memory of their pods is measured.
 	memoryGuests = 3
-	// copyRuns is how many disks are copied: a node has that many volumes for one pod each.
+	// copyRuns is the number of copied disks: a node has as many volumes, for one pod each.
 	copyRuns, copyBytes = 3, 256 << 20
 	copiedImage         = "drover.test/copied:1"
 )
 
 var rounds = flag.Int("rounds", 0, "how often TestBenchmarkPods measures a VM beside bare pods; 0 skips it")
 
-// start is when the steps of a start were seen by a watch. Of a pod that was not made by Drover,
-// Running is the last.
+// start has the times at which a watch saw the steps of a start. For a pod that was not created by
+// Drover, Running is the last step.
 type start struct {
 	Requested, Created, Bound, Running, Active time.Time
 }
 
-// podBench measures how VirtualMachines of driver pod start, beside bare pods.
+// podBench measures how VirtualMachines of driver pod start, compared with bare pods.
 type podBench struct {
 	*podWorld
 	pods   *bench.Log[*corev1.Pod]
 	vmsLog *bench.Log[*api.VirtualMachine]
-	// copied is the pod of a VirtualMachine, without what only Drover needs.
+	// copied is the pod of a VirtualMachine, without the parts that only Drover needs.
 	copied *corev1.Pod
 	report *bench.Report
 }
 
-// TestBenchmarkPods measures what a VM of driver pod takes in addition to a pod: time, memory, and
-// the copy of its image to a disk that lasts. make bench-cluster runs it.
+// TestBenchmarkPods measures the overhead of a VM of driver pod over a bare pod: time, memory, and the
+// copy of its image to a persistent disk. make bench-cluster runs it.
 func TestBenchmarkPods(t *testing.T) {
 	if *rounds < 1 {
 		t.Skip("-rounds is not set: it is for make bench-cluster")
@@ -86,7 +86,7 @@ func newPodBench(t *testing.T) *podBench {
 	return b
 }
 
-// copyPod keeps what a bare pod needs to run the same machine: the spec of the pod of a VirtualMachine,
+// copyPod stores what a bare pod needs to run the same machine: the spec of the VirtualMachine's pod,
 // its description and its Secret.
 func (b *podBench) copyPod(t *testing.T, from *corev1.Pod) {
 	secrets := shared.Client.CoreV1().Secrets(podNamespace)
@@ -106,8 +106,8 @@ func (b *podBench) copyPod(t *testing.T, from *corev1.Pod) {
 	}
 }
 
-// newBarePod returns a pod of the same image: a QEMU without a machine. Without a token it mounts
-// nothing.
+// newBarePod returns a pod of the same image that runs QEMU without a machine. Without a token it
+// mounts no volume.
 func (b *podBench) newBarePod(hasToken bool) *corev1.Pod {
 	pod := b.copied.DeepCopy()
 	pod.Spec.Volumes, pod.Spec.AutomountServiceAccountToken = nil, &hasToken
@@ -160,7 +160,7 @@ func (b *podBench) startPod(t *testing.T, name string, pod *corev1.Pod) start {
 	})
 }
 
-// measureStart notes the steps of a pod that is created, until end has deleted it.
+// measureStart records the steps of a pod from create until end has deleted it.
 func (b *podBench) measureStart(t *testing.T, isPod func(*corev1.Pod) bool, create func() error, end func(*start, *corev1.Pod)) (s start) {
 	t.Helper()
 	from := b.pods.Len()
@@ -171,7 +171,7 @@ func (b *podBench) measureStart(t *testing.T, isPod func(*corev1.Pod) bool, crea
 	return s
 }
 
-// awaitSteps notes when a pod's steps were seen.
+// awaitSteps waits for a pod's steps, and records when they were seen.
 func (b *podBench) awaitSteps(t *testing.T, s *start, from int, isPod func(*corev1.Pod) bool) (pod *corev1.Pod) {
 	t.Helper()
 	for _, step := range []struct {
@@ -201,10 +201,10 @@ func (b *podBench) awaitPod(t *testing.T, from int, what string, match func(benc
 	return e
 }
 
-// barePods are the pods with which a VM is compared. The first has the aim.
+// barePods are the pods with which a VM is compared. The aim is relative to the first.
 var barePods = []string{"bare pod of its image", "the same without a volume", "bare pod of its spec"}
 
-// startFigures are who took which part of a start, and all of it.
+// startFigures are the components and the parts of a start that each took, and the whole start.
 var startFigures = []struct {
 	what string
 	took func(start) time.Duration
@@ -216,8 +216,8 @@ var startFigures = []struct {
 	{"creation to Active, of a pod to Running", func(s start) time.Duration { return s.Active.Sub(s.Requested) }},
 }
 
-// measureStarts starts a VM and pods in turn, in changing order: one of the same image as kubectl run
-// makes it, one that mounts nothing, and one with the VM's spec.
+// measureStarts starts a VM and bare pods in turn, in changing order: a pod of the same image as by
+// kubectl run, a pod without mounts, and a pod with the VM's spec.
 func (b *podBench) measureStarts(t *testing.T, rounds int) {
 	t.Helper()
 	var vms []start
@@ -244,8 +244,8 @@ func (b *podBench) measureStarts(t *testing.T, rounds int) {
 	}
 }
 
-// measureMemory reads what the processes around a booted guest have resident: all of its pod but
-// QEMU, and the shim of containerd.
+// measureMemory measures the resident memory of the processes around a booted guest: all processes of
+// its pod except QEMU, and the shim of containerd.
 func (b *podBench) measureMemory(t *testing.T) {
 	t.Helper()
 	sizes := map[string][]float64{}
@@ -269,14 +269,14 @@ func (b *podBench) measureMemory(t *testing.T) {
 	}
 }
 
-// Names of the processes around a guest, as the kernel cuts them off.
+// Names of the processes around a guest, as truncated by the kernel.
 const (
 	qemuProcess = "qemu-system-x86"
 	shimProcess = "containerd-shim"
 )
 
-// residentOf returns the resident memory of a pod's processes and of their shim, by name, in MB. What
-// processes share counts for each of them.
+// residentOf returns the resident memory of a pod's processes and of their shim, by name, in MB. Shared
+// memory counts for each process.
 func residentOf(t *testing.T, pod *corev1.Pod) map[string]float64 {
 	t.Helper()
 	all, err := procfs.AllProcs()
@@ -311,8 +311,8 @@ func residentOf(t *testing.T, pod *corev1.Pod) map[string]float64 {
 	return sizes
 }
 
-// measureCopies measures the copy of an image to the disk of a first start, beside a plain copy of
-// the same file.
+// measureCopies measures the copy of an image to the disk at the first start, compared with a plain
+// copy of the same file.
 func (b *podBench) measureCopies(t *testing.T) {
 	t.Helper()
 	node := shared.Node(1)
@@ -326,7 +326,7 @@ func (b *podBench) measureCopies(t *testing.T) {
 		CompareWith("a plain program, with a sync", floor...)
 }
 
-// importCopied gives a node an image whose disk is without holes, and returns that disk.
+// importCopied imports an image with a disk without holes on a node, and returns the disk's path.
 func importCopied(t *testing.T, node *cluster.Node) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -334,13 +334,13 @@ func importCopied(t *testing.T, node *cluster.Node) string {
 	disk := filepath.Join(dir, "disk.img")
 	content := make([]byte, copyBytes)
 	_, _ = rand.Read(content)
-	copy(content[510:], "\x55\xaa") // by which it is known to be a disk
+	copy(content[510:], "\x55\xaa") // the signature of a boot sector
 	assert.NoError(t, os.WriteFile(disk, content, 0o600))
 	importImage(t, node, copiedImage, map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/disk.img": disk})
 	return disk
 }
 
-// copyPlainly copies a file until it is on the disk.
+// copyPlainly copies a file and syncs the copy.
 func copyPlainly(t *testing.T, from, to string) time.Duration {
 	t.Helper()
 	begun := time.Now()
@@ -356,11 +356,11 @@ func copyPlainly(t *testing.T, from, to string) time.Duration {
 	return took
 }
 
-// copyToClaim starts a VM with a disk that lasts. Its log has the times of the copy.
+// copyToClaim starts a VM with a persistent disk, and reads the time of the copy from the log.
 func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) time.Duration {
 	t.Helper()
 	g := &guest{podWorld: b.podWorld, name: name}
-	// With a tenth of a CPU, it would be the quota that is measured.
+	// With a tenth of a CPU, the test would measure the CPU quota.
 	vm := b.newBenchVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceRootDisk, "300Mi").Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Ephemeral, spec.Image.Source = false, "oci://"+copiedImage
 		spec.NodeSelector = map[string]string{corev1.LabelHostname: node.Name}
@@ -383,7 +383,7 @@ func (b *podBench) copyToClaim(t *testing.T, name string, node *cluster.Node) ti
 	return took
 }
 
-// between returns the time between two lines of a log, by their own times.
+// between returns the time between two lines of a log, by their timestamps.
 func between(log, first, last string) (time.Duration, error) {
 	var times []time.Time
 	for _, text := range []string{first, last} {

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// createWriter creates a guest on storage that all nodes reach, where it writes blocks all the time
+// createWriter creates a guest on storage that all nodes reach. The guest constantly writes blocks
 // that show what it has synced: see package blocks.
 func (w *podWorld) createWriter(t *testing.T, name string) *guest {
 	t.Helper()
@@ -32,14 +32,14 @@ func (w *podWorld) createWriter(t *testing.T, name string) *guest {
 	g.disk = filepath.Join(shared.Dir, "volume-"+name, "root", "disk")
 	assert.Eventually(t, g.name+" writes blocks", func(t testing.TB) error {
 		if g.noteRounds(t); g.rounds == 0 {
-			return fmt.Errorf("there are none on %s", g.disk)
+			return fmt.Errorf("no blocks are on %s", g.disk)
 		}
 		return nil
 	})
 	return g
 }
 
-// noteRounds notes how many rounds the guest has synced by now, which later boots have to find.
+// noteRounds records how many rounds the guest has synced so far. Later boots must find all of them.
 func (g *guest) noteRounds(t testing.TB) {
 	t.Helper()
 	if g.disk == "" {
@@ -64,14 +64,14 @@ func readBlock(t testing.TB, disk io.ReaderAt, at blocks.Place) (blocks.Block, b
 	return blocks.Decode(data)
 }
 
-// checkRounds checks that a guest that was booted has found all that it had synced before.
+// checkRounds checks that a guest has found, after a boot, all rounds that it had synced before.
 func (g *guest) checkRounds(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	if g.disk == "" {
 		return
 	}
 	var found uint64
-	assert.Eventually(t, g.name+" has looked at its disk", func(t testing.TB) error {
+	assert.Eventually(t, g.name+" has read its disk", func(t testing.TB) error {
 		log, err := shared.PodLog(t.Context(), pod.Namespace, pod.Name)
 		if err != nil {
 			return err
@@ -84,8 +84,8 @@ func (g *guest) checkRounds(t *testing.T, pod *corev1.Pod) {
 	g.rounds = found
 }
 
-// checkBlocks checks the disk of a guest that is off: it has all that a disk must have of the rounds that
-// were synced.
+// checkBlocks checks that the disk of a guest that is off has all blocks of synced rounds that must be
+// there.
 func (g *guest) checkBlocks(t *testing.T) {
 	t.Helper()
 	g.noteRounds(t)

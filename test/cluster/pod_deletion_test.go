@@ -26,12 +26,12 @@ import (
 
 const (
 	mountedImage = "drover.test/mounted:1"
-	// mountedClass is a class whose volumes the test can read, also after their claims are deleted.
+	// mountedClass is a StorageClass whose volumes the test can read even after their claims are deleted.
 	mountedClass = "mounted"
 )
 
-// TestPodDeletion deletes guests in the ways that Kubernetes has. Each guest has a file system mounted,
-// whose disk shows whether it was unmounted.
+// TestPodDeletion deletes guests in all ways of Kubernetes. Each guest has a file system mounted, and
+// its disk shows whether the file system was unmounted.
 func TestPodDeletion(t *testing.T) {
 	tier.Full(t, "it takes minutes; TestPodDriver keeps a deletion, and the tests of driver pod the ways of deletion with a simulated kubelet")
 	w := newPodWorld(t)
@@ -42,7 +42,7 @@ func TestPodDeletion(t *testing.T) {
 	w.checkNoGuestLeft(t)
 }
 
-// importMountedGuest gives all nodes the image of a guest whose disk has a file system.
+// importMountedGuest imports the image of a guest whose disk has a file system on all nodes.
 func importMountedGuest(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,11 +74,11 @@ func (w *podWorld) createMounted(t *testing.T, names ...string) (all []*mountedG
 
 func useMounted(spec *api.VirtualMachineSpec) {
 	spec.StorageClassName, spec.Image.Source = new(mountedClass), "oci://"+mountedImage
-	// For half of that the deletion of a namespace waits before it looks at its pods again.
+	// The deletion of a namespace checks its pods again after half of this period.
 	spec.ShutdownGracePeriodSeconds = new(int64(20))
 }
 
-// waitMounted waits until the guest answers, which has its file system mounted.
+// waitMounted waits until the guest, which has its file system mounted, answers.
 func (g *mountedGuest) waitMounted(t *testing.T) {
 	t.Helper()
 	g.waitRun(t, "")
@@ -87,7 +87,7 @@ func (g *mountedGuest) waitMounted(t *testing.T) {
 	g.checkMounted(t, true)
 }
 
-// checkMounted checks whether the file system of the guest's disk is mounted, or was not unmounted.
+// checkMounted checks whether the file system on the guest's disk is mounted, or was left mounted.
 func (g *mountedGuest) checkMounted(t *testing.T, want bool) {
 	t.Helper()
 	const superblock, magicAt, magic, incompatAt, needsRecovery = 1024, 0x38, 0xef53, 0x60, 0x4
@@ -97,7 +97,7 @@ func (g *mountedGuest) checkMounted(t *testing.T, want bool) {
 	assert.Equal(t, "the file system of "+g.name+" is mounted", binary.LittleEndian.Uint32(content[superblock+incompatAt:])&needsRecovery != 0, want)
 }
 
-// checkDeleted checks that the guest has shut down and nothing but its volume is left.
+// checkDeleted checks that the guest has shut down and only its volume is left.
 func (g *mountedGuest) checkDeleted(t *testing.T) {
 	t.Helper()
 	g.waitGone(t)
@@ -105,7 +105,7 @@ func (g *mountedGuest) checkDeleted(t *testing.T) {
 	g.checkMounted(t, false)
 }
 
-// testCascade deletes VirtualMachines with each of the ways in which their dependents are deleted.
+// testCascade deletes VirtualMachines with each propagation policy.
 func testCascade(t *testing.T, w *podWorld) {
 	guests := w.createMounted(t, "foreground", "background", "orphan")
 	for _, g := range guests {
@@ -117,8 +117,8 @@ func testCascade(t *testing.T, w *podWorld) {
 	testOrphansOfStopped(t, w)
 }
 
-// testOrphansOfStopped deletes a VirtualMachine that is off, whose dependents lose their owner. What Drover
-// has made for it goes all the same.
+// testOrphansOfStopped deletes a VirtualMachine that is off with propagation policy Orphan. The objects that
+// Drover has created for it are deleted nevertheless.
 func testOrphansOfStopped(t *testing.T, w *podWorld) {
 	g := w.requestGuest(t, "orphan-off", func(spec *api.VirtualMachineSpec) {
 		useMounted(spec)
@@ -130,8 +130,8 @@ func testOrphansOfStopped(t *testing.T, w *podWorld) {
 	g.checkNothingLeft(t)
 }
 
-// testNamespaceDeletion deletes a namespace with VirtualMachines, whose pods go first. As long as one
-// of the pods stays, nothing else is deleted, and the pod of the other is not made again.
+// testNamespaceDeletion deletes a namespace with VirtualMachines. Their pods are deleted first. As long
+// as one of the pods exists, no other objects are deleted, and the other pod is not created again.
 func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	w = w.newNamespace(t, "leaving")
 	guests := w.createMounted(t, "kept", "refused")
@@ -140,14 +140,14 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	assert.NoError(t, shared.Client.CoreV1().Namespaces().Delete(t.Context(), w.namespace, metav1.DeleteOptions{}))
 	refused.waitFor(t, framework.HasPhase(api.PhaseFailed, api.ReasonNamespaceTerminating))
 	for _, g := range guests {
-		assert.True(t, g.waitFor(t).DeletionTimestamp == nil, "%s is deleted while a pod is there", g.name)
+		assert.True(t, g.waitFor(t).DeletionTimestamp == nil, "%s is deleted while a pod exists", g.name)
 		g.checkMounted(t, false)
 	}
 	release()
 	assert.Eventually(t, "the namespace is gone", func(t testing.TB) error {
 		namespace, err := shared.Client.CoreV1().Namespaces().Get(t.Context(), w.namespace, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %+v, %w", namespace.Status, err)
+			return fmt.Errorf("it still exists: %+v, %w", namespace.Status, err)
 		}
 		return nil
 	})
@@ -156,10 +156,10 @@ func testNamespaceDeletion(t *testing.T, w *podWorld) {
 	}
 }
 
-// keptFinalizer keeps a pod that is deleted until the test has seen how it ended.
+// keptFinalizer keeps the object of a deleted pod until the test has seen how the pod ended.
 const keptFinalizer = "drover.test/kept"
 
-// keepPod has the object of a pod stay when the pod has ended.
+// keepPod keeps the object of a pod after the pod has ended, until release is called.
 func keepPod(t *testing.T, namespace, name string) (release func()) {
 	t.Helper()
 	ctx, pods := context.WithoutCancel(t.Context()), shared.Client.CoreV1().Pods(namespace)
@@ -187,8 +187,8 @@ func keepPod(t *testing.T, namespace, name string) (release func()) {
 	return release
 }
 
-// testAppliedAgain applies a VirtualMachine again that was deleted: from its YAML without what the
-// cluster has added, and with all of it. The next one has nothing of the one before.
+// testAppliedAgain applies the YAML of a deleted VirtualMachine again: without the fields that the
+// cluster has added, and with them. The new VirtualMachine uses no objects of the old one.
 func testAppliedAgain(t *testing.T, w *podWorld) {
 	g := w.createMounted(t, "again")[0]
 	for _, isStripped := range []bool{true, false} {
@@ -203,7 +203,7 @@ func testAppliedAgain(t *testing.T, w *podWorld) {
 		assert.True(t, g.uid != before.uid && g.volume != before.volume,
 			"UID %s on volume %s became UID %s on volume %s", before.uid, before.volume, g.uid, g.volume)
 		for name := range g.findObjects(t) {
-			assert.True(t, !objects[name], "the VirtualMachine that was applied again has %s, as the one before", name)
+			assert.True(t, !objects[name], "the VirtualMachine that was applied again uses %s of the deleted one", name)
 		}
 		before.checkNothingLeft(t)
 		before.checkMounted(t, false)
@@ -212,14 +212,14 @@ func testAppliedAgain(t *testing.T, w *podWorld) {
 	g.checkDeleted(t)
 }
 
-// saveManifest writes the manifest of a VirtualMachine to a file, with or without what is not a user's.
+// saveManifest writes the manifest of a VirtualMachine to a file, with or without the fields that users do not set.
 func saveManifest(t *testing.T, g *guest, isStripped bool) string {
 	t.Helper()
 	out, _ := framework.RunKubectl(t, shared.Kubeconfig, "-n", g.namespace, "get", "vm", g.name, "-o", "yaml")
 	var manifest map[string]any
 	assert.NoError(t, sigsyaml.Unmarshal([]byte(out), &manifest))
 	metadata, _ := manifest["metadata"].(map[string]any)
-	delete(metadata, "resourceVersion") // with which nothing can be created
+	delete(metadata, "resourceVersion") // an object with a resourceVersion cannot be created
 	if isStripped {
 		manifest["metadata"] = map[string]any{"name": g.name, "namespace": g.namespace}
 		delete(manifest, "status")
@@ -233,7 +233,7 @@ func saveManifest(t *testing.T, g *guest, isStripped bool) string {
 	return path
 }
 
-// findObjects returns the names, nonces and UIDs that the status has of objects.
+// findObjects returns the names, nonces and UIDs of objects in the status.
 func (g *guest) findObjects(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}

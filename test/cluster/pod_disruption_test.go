@@ -47,22 +47,22 @@ func testDisruptions(t *testing.T, g *guest) {
 		{"controller killed in a loss", testControllerKilledUntilReturn},
 		{"node deleted", testNodeDeleted},
 	} {
-		// Each case begins with the state that the one before has left.
+		// Each case begins in the final state of the case before.
 		if !t.Run(tc.name, func(t *testing.T) { tc.run(t, g) }) {
 			return
 		}
 	}
 }
 
-// testForcedDeletion deletes a pod under its guest by force: the next one waits for the kubelet.
+// testForcedDeletion deletes the pod of a running guest by force: the next pod waits for the kubelet.
 func testForcedDeletion(t *testing.T, g *guest) {
 	before := g.pod(t)
 	deleteByForce(t, before)
 	g.waitRun(t, before.UID)
 }
 
-// testKubelet ends the kubelet alone: the guest goes on, and nothing else is started, also if
-// somebody deletes its pod.
+// testKubelet ends only the kubelet: the guest keeps running, and no other pod is started, even if a
+// user deletes the guest's pod.
 func testKubelet(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	for _, isDeleted := range []bool{false, true} {
@@ -74,7 +74,7 @@ func testKubelet(t *testing.T, g *guest) {
 		}
 		g.checkAnswers(t, before)
 		now := g.pod(t)
-		assert.True(t, now.UID == before.UID, "pod %s is there while %s runs", now.UID, before.UID)
+		assert.True(t, now.UID == before.UID, "pod %s exists while %s runs", now.UID, before.UID)
 		assert.NoError(t, node.StartKubelet())
 		waitForNode(t, node, true)
 		if !isDeleted {
@@ -94,8 +94,8 @@ func testLink(t *testing.T, g *guest) {
 	g.checkUndisturbed(t, before)
 }
 
-// testTaintOfHealthyNode says of the wrong node that it is out of service: its guest is shut down
-// first, by its kubelet, and then starts again.
+// testTaintOfHealthyNode taints a healthy node as out of service: the kubelet shuts down the guest,
+// and then the guest starts again.
 func testTaintOfHealthyNode(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	assert.NoError(t, node.Taint(t.Context(), cluster.OutOfService))
@@ -119,13 +119,13 @@ func (g *guest) claim(t testing.TB) *corev1.PersistentVolumeClaim {
 	return &claims.Items[0]
 }
 
-// drain runs kubectl drain. It refuses pods with an emptyDir unless that may go.
+// drain runs kubectl drain, which refuses pods with an emptyDir without deleteEmptyDir.
 func drain(t *testing.T, node *cluster.Node, deleteEmptyDir bool) {
 	t.Helper()
 	framework.RunKubectl(t, shared.Kubeconfig, "drain", node.Name, "--ignore-daemonsets", fmt.Sprintf("--delete-emptydir-data=%t", deleteEmptyDir))
 }
 
-// testDrain drains the node of a guest whose disk cannot follow: it waits until the node is back.
+// testDrain drains the node of a guest whose disk is on that node: the guest waits until the node is back.
 func testDrain(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	drain(t, node, false)
@@ -135,7 +135,7 @@ func testDrain(t *testing.T, g *guest) {
 	g.waitRun(t, before.UID)
 }
 
-// testPreemption takes the guest's place for a pod with a higher priority.
+// testPreemption lets a pod with a higher priority preempt the guest's pod.
 func testPreemption(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	class := &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "high"}, Value: 1000}
@@ -180,7 +180,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 	assert.NoError(t, node.Delete(t.Context()))
 	assert.Eventually(t, "the pod is deleted", func(t testing.TB) error {
 		if pod, err := g.findPod(t); err != nil || pod != nil && pod.UID == before.UID && pod.DeletionTimestamp == nil {
-			return fmt.Errorf("it is not: %w", err)
+			return fmt.Errorf("it is not deleted: %w", err)
 		}
 		return nil
 	})
@@ -190,7 +190,7 @@ func testNodeDeleted(t *testing.T, g *guest) {
 }
 
 // TestPodsElsewhere disrupts guests that can be started on another node: one with storage that all nodes
-// reach, and one without a disk that is kept.
+// reach, and one without a persistent disk.
 func TestPodsElsewhere(t *testing.T) {
 	tier.Full(t, "it takes ten minutes; TestPodDriver keeps the loss of a node, and package pod the proofs of an end")
 	w := newPodWorld(t)
@@ -227,7 +227,7 @@ func TestPodsElsewhere(t *testing.T) {
 
 const sharedClass = "shared"
 
-// addSharedVolume adds a volume of a class that all nodes reach: they are on one host.
+// addSharedVolume adds a volume of a StorageClass that all nodes reach, since they are on one host.
 func addSharedVolume(t *testing.T, class, name string) {
 	t.Helper()
 	dir := filepath.Join(shared.Dir, "volume-"+name)
@@ -249,8 +249,8 @@ func (g *guest) other(a, b *guest) *guest {
 	return a
 }
 
-// settle waits until a guest runs that what was done to another may have disrupted too, and takes
-// over how often it was booted.
+// settle waits until a guest runs that the disruption of another guest may also have disrupted, and
+// updates its number of boots.
 func (g *guest) settle(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, g.name+" answers", func(t testing.TB) error {
@@ -280,7 +280,7 @@ func testDrainElsewhere(t *testing.T, g *guest) {
 	assert.NoError(t, node.Uncordon(t.Context()))
 }
 
-// testOutOfService powers a node off and says so by the taint: the guest starts elsewhere.
+// testOutOfService powers a node off and taints it as out of service: the guest starts on another node.
 func testOutOfService(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	assert.NoError(t, node.PowerOff())
@@ -293,8 +293,8 @@ func testOutOfService(t *testing.T, g *guest) {
 	g.checkUndisturbed(t, next)
 }
 
-// testAssertedOff powers a node off and says of one pod that it is off: no other object of the node
-// changes, and the guest starts elsewhere.
+// testAssertedOff powers a node off and asserts that one pod is off: no other object of the node
+// changes, and the guest starts on another node.
 func testAssertedOff(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	assert.NoError(t, node.PowerOff())
@@ -336,8 +336,8 @@ func testStreams(t *testing.T, g *guest) {
 	assert.True(t, err != nil && strings.Contains(stderr, "is stopped"), "the console of a stopped VM: %v, %q", err, stderr)
 }
 
-// checkForwarded asks the guest's web server through kubectl vm, in whose end of the connection nothing
-// is sent after the question.
+// checkForwarded sends a request to the guest's web server through kubectl vm, and closes its side of the
+// connection after the request.
 func checkForwarded(t *testing.T, g *guest) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), g.kubectlVM, "-n", podNamespace, "port-forward", "--stdio", g.name, "80")
@@ -370,7 +370,7 @@ func (c *console) waitFor(t *testing.T, text string) {
 	})
 }
 
-// session is kubectl vm console.
+// session is a session of kubectl vm console.
 type session struct {
 	console
 
@@ -392,7 +392,7 @@ func startConsole(t *testing.T, g *guest) *session {
 	return s
 }
 
-// typeLine types a line, which the guest's terminal shows.
+// typeLine types a line, and waits until the guest's terminal echoes it.
 func (s *session) typeLine(t *testing.T, text string) {
 	t.Helper()
 	assert.NoError(t, assert.ErrorOf(io.WriteString(s.stdin, text+"\r")))

@@ -25,9 +25,9 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestPodEvicted has kubelets evict guests, and a container runtime lose a machine that runs. Each guest comes
-// back, and none before the processes of the last run have ended: the oracle sees them, whatever a kubelet
-// reports.
+// TestPodEvicted makes kubelets evict guests, and a container runtime lose a running machine. Each guest starts
+// again, but not before the processes of its last run have ended: the oracle sees them, regardless of the
+// kubelet's reports.
 func TestPodEvicted(t *testing.T) {
 	tier.Full(t, "it takes three minutes; TestRecordedPods in package instance has the reports of these kubelets")
 	w := newPodWorld(t)
@@ -47,7 +47,7 @@ func TestPodEvicted(t *testing.T) {
 	w.checkNoGuestLeft(t)
 }
 
-// limitEphemeralStorage gives containers without a limit for their logs one that is soon exceeded.
+// limitEphemeralStorage sets a low default limit for the ephemeral storage of containers, which includes their logs.
 func limitEphemeralStorage(t *testing.T, namespace string) {
 	t.Helper()
 	limits := &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Name: "logs"}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{{
@@ -57,8 +57,8 @@ func limitEphemeralStorage(t *testing.T, namespace string) {
 	assert.NoError(t, err)
 }
 
-// testEvicted has the log of each guest exceed its limit. Its processes are stopped, so that the kubelet kills
-// the container, and may remove it before it has reported the end.
+// testEvicted makes the log of each guest exceed its limit. The guest's processes are stopped, so that the kubelet
+// has to kill the container, and may remove it before it has reported the end.
 func testEvicted(t *testing.T, guests []*guest) {
 	before := map[*guest]*corev1.Pod{}
 	for _, g := range guests {
@@ -103,8 +103,8 @@ func (g *guest) fillLog(t *testing.T) {
 	assert.NoError(t, errors.Join(err, file.Close()))
 }
 
-// testRuntimeLost has containerd lose all its state while a machine runs whose processes cannot even be killed.
-// Its kubelet reports the container as lost, and the guest stays lost until these processes have ended.
+// testRuntimeLost makes containerd lose all its state while a machine runs, whose processes are frozen and so cannot
+// be killed. The kubelet reports the container as lost, and the guest is reported as lost until these processes have ended.
 func testRuntimeLost(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	thaw := freezePod(t, node, before)
@@ -142,7 +142,7 @@ func freezePod(t *testing.T, node *cluster.Node, pod *corev1.Pod) (thaw func()) 
 	return func() { assert.NoError(t, set("THAWED")) }
 }
 
-// loseRuntime removes all state of a node's containerd while containers run, starts it again, and gives it the
+// loseRuntime removes all state of a node's containerd while containers run, starts it again, and imports the
 // images.
 func loseRuntime(t *testing.T, node *cluster.Node) {
 	t.Helper()

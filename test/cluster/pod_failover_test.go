@@ -22,7 +22,7 @@ func (c *podController) killController(t *testing.T) {
 	assert.NoError(t, c.controller.Kill())
 }
 
-// moment is reached when a pod of a guest is seen, while one after another is there.
+// moment reports whether a watch of the successive pods of a guest has reached a moment.
 type moment func(before types.UID, now *corev1.Pod) bool
 
 func isDeleted(before types.UID, now *corev1.Pod) bool {
@@ -45,7 +45,7 @@ type disruption struct {
 	pods   watch.Interface
 }
 
-// watchSeconds is after how long a watch of a disruption that never comes to its end is ended.
+// watchSeconds is the timeout of a watch, for a disruption that never ends.
 const watchSeconds = int64(1200)
 
 func (g *guest) followDisruption(t *testing.T) *disruption {
@@ -56,7 +56,7 @@ func (g *guest) followDisruption(t *testing.T) *disruption {
 	return &disruption{g, g.pod(t), g.node(t), pods}
 }
 
-// await waits for a moment, which is noticed as soon as the API server has it.
+// await waits for a moment by a watch, and so without delay.
 func (d *disruption) await(t *testing.T, name string, reached moment) {
 	t.Helper()
 	for event := range d.pods.ResultChan() {
@@ -70,7 +70,7 @@ func (d *disruption) await(t *testing.T, name string, reached moment) {
 // drainKills are moments of a drain at which the controller is killed, and at which it is started again.
 var drainKills = []struct {
 	name        string
-	kill, start moment // nil is at once
+	kill, start moment // nil means at once
 }{
 	{"before it begins", nil, hasEnded},
 	{"ended", hasEnded, nil},
@@ -78,8 +78,8 @@ var drainKills = []struct {
 	{"made again", isNext, nil},
 }
 
-// testControllerKilledInDrain kills the controller at several moments of a drain. For a guest without a
-// claim, which would record its end, these are fewer.
+// testControllerKilledInDrain kills the controller at several moments of a drain. There are fewer moments for a
+// guest without a claim, as the claim would record its end.
 func testControllerKilledInDrain(t *testing.T, g *guest) {
 	kills := drainKills
 	if g.disk == "" {

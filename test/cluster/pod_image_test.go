@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// testWebImage boots a guest from an image of a web server that pods reach. A wrong checksum first
-// keeps its machine from starting.
+// testWebImage boots a guest from an image on a web server that pods reach. First the checksum is
+// wrong, so that the machine does not start.
 func testWebImage(t *testing.T, w *podWorld) {
 	disk := framework.BuildBootGuest(t, t.TempDir(), "W", false)
 	content, err := os.ReadFile(disk)

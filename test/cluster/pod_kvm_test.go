@@ -18,13 +18,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// testKVM has one node offer KVM for one machine. No node has the device itself, so the machine finds
-// that it has to emulate.
+// testKVM makes one node offer KVM for one machine. The device itself does not exist, so that the machine
+// has to emulate.
 func testKVM(t *testing.T, w *podWorld) {
 	node := shared.Node(2)
 	offer := func(change string) {
 		setCapacity(t, node.Name, change)
-		if err := w.controller.Stop(); err != nil { // what it knows of nodes is from before
+		if err := w.controller.Stop(); err != nil { // the controller caches the nodes
 			t.Fatal(err)
 		}
 		w.startController(t)

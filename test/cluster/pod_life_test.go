@@ -26,8 +26,8 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// testService has a pod of another node reach the guest's web server by a Service, which leads to the
-// guest's next pod too once the guest was restarted with other resources.
+// testService lets a pod of another node reach the guest's web server through a Service, also in the
+// guest's next pod, after the guest was restarted with other resources.
 func testService(t *testing.T, g *guest) {
 	client := runPod(t, "client", otherNode(t, g.pod(t)))
 	url := "http://" + createGuestService(t, g.name).Spec.ClusterIP
@@ -58,7 +58,7 @@ type guestReport struct {
 	Disks            map[string]struct{ Size int64 }
 }
 
-// checkServed checks what a pod gets from a URL that leads to the guest.
+// checkServed checks the guest's answer to a request of a pod.
 func (g *guest) checkServed(t *testing.T, client *corev1.Pod, url string) (report guestReport) {
 	t.Helper()
 	got := get(t, client.Name, url)
@@ -70,11 +70,11 @@ func (g *guest) checkServed(t *testing.T, client *corev1.Pod, url string) (repor
 
 const grownDisk = 96 << 20
 
-// testResize enlarges the disk of a guest that runs, and its memory at the next restart.
+// testResize enlarges the disk of a running guest at once, and its memory at the next restart.
 func testResize(t *testing.T, g *guest) {
 	before := g.pod(t)
 	g.patch(t, fmt.Sprintf(`{"spec":{"resource":{"rootDisk":"%d"}}}`, grownDisk))
-	assert.Eventually(t, "the disk of the machine that runs has grown", func(t testing.TB) error {
+	assert.Eventually(t, "the disk of the running machine has grown", func(t testing.TB) error {
 		return hasOpenFile(processOf(t, "qemu-system", string(g.uid)), grownDisk)
 	})
 	g.waitFor(t, framework.HasCondition(api.ConditionRestartRequired, ""))
@@ -104,8 +104,8 @@ func hasOpenFile(pid int, size int64) error {
 	return fmt.Errorf("the files of process %d have the sizes %v, want %d", pid, sizes, size)
 }
 
-// blockEviction has the guest's eviction refused, for which there is an object more, and checks that
-// all that could be left of the guest is found while it runs.
+// blockEviction makes the API refuse the guest's eviction, which adds an object, and checks that findLeft
+// finds every kind of thing while the guest runs.
 func (g *guest) blockEviction(t *testing.T) {
 	t.Helper()
 	g.patch(t, fmt.Sprintf(`{"spec":{"evictionPolicy":%q}}`, api.EvictionBlock))
@@ -120,7 +120,7 @@ func (g *guest) blockEviction(t *testing.T) {
 	})
 }
 
-// findLeft returns what there is of the guest: objects of its namespace, and processes of all nodes.
+// findLeft returns the objects of the guest in its namespace, and its processes on all nodes.
 func (g *guest) findLeft(ctx context.Context) (left []string, err error) {
 	of := metav1.ListOptions{LabelSelector: objects.LabelUID + "=" + string(g.uid)}
 	core := shared.Client.CoreV1()
@@ -158,7 +158,7 @@ func (g *guest) checkNothingLeft(t *testing.T) {
 	})
 }
 
-// checkNoGuestLeft checks that nothing is left of all guests that there were, which were deleted.
+// checkNoGuestLeft checks that nothing is left of all guests, which were deleted.
 func (c *podController) checkNoGuestLeft(t *testing.T) {
 	t.Helper()
 	for _, g := range c.guests {

@@ -43,11 +43,11 @@ func TestPodObjects(t *testing.T) {
 	w.checkNoGuestLeft(t)
 }
 
-// volumePeriod is longer than the time between two looks of a kubelet at the size of a volume.
+// volumePeriod is longer than the period in which a kubelet measures the size of volumes.
 const volumePeriod = 80 * time.Second
 
-// testFullEphemeralDisk fills the disk of an ephemeral guest, and its kubelet does not evict it. A guest that is
-// evicted repeatedly, because its log is too large, starts ever later.
+// testFullEphemeralDisk fills the disk of an ephemeral guest, for which the kubelet must not evict the guest. A guest
+// that is evicted repeatedly, because its log is too large, starts after ever longer delays.
 func testFullEphemeralDisk(t *testing.T, w *podWorld) {
 	g := w.createGuest(t, "full", func(spec *api.VirtualMachineSpec) { spec.Ephemeral = true })
 	before := g.pod(t)
@@ -90,8 +90,8 @@ func fillFile(t *testing.T, dir string) {
 	assert.NoError(t, errors.Join(err, file.Close()))
 }
 
-// testClaimDeleted deletes the claim of a guest that runs. It has none of the labels by which a tool may have
-// found it. The guest runs on, and Drover says what is to come.
+// testClaimDeleted deletes the claim of a running guest. The claim lacks the labels by which tools select objects to
+// delete. The guest keeps running, and Drover reports what will happen.
 func testClaimDeleted(t *testing.T, w *podWorld) {
 	vm := w.newVM("claimed", "1", "192Mi").Resource(api.ResourceRootDisk, "64Mi").Port("http", 80, 0).Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image, spec.SSHAuthorizedKeys = linuxImage(), []string{"ssh-ed25519 AAAA me"}
@@ -115,27 +115,27 @@ func (g *guest) waitEvent(t *testing.T, reason string) {
 	assert.Eventually(t, "an event "+reason, func(t testing.TB) error {
 		events, err := shared.Client.CoreV1().Events(g.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=" + reason + ",involvedObject.name=" + g.name})
 		if err == nil && len(events.Items) == 0 {
-			err = errors.New("there is none")
+			err = errors.New("no such event")
 		}
 		return err
 	})
 }
 
-// testSidecar has an operator's policy add a container that never ends. It is ended once the guest has shut down
-// by itself, and the next run follows.
+// testSidecar lets an operator's policy add a container that never ends. Drover ends the container once the guest
+// has shut down by itself, and then starts the next run.
 func testSidecar(t *testing.T, w *podWorld) {
 	other := w.newNamespace(t, "sidecars")
 	addSidecar(t, other.namespace)
 	g := other.createGuest(t, "beside", func(spec *api.VirtualMachineSpec) { spec.RestartPolicy = api.RestartAlways })
 	before := g.pod(t)
 	assert.Require(t, len(before.Spec.Containers) == 2, "the pod has %d containers", len(before.Spec.Containers))
-	_, _ = getFromHost(t, "http://"+before.Status.PodIP+"/off") // it may end before it has answered
+	_, _ = getFromHost(t, "http://"+before.Status.PodIP+"/off") // the guest may end before it has answered
 	g.waitRun(t, before.UID)
 	g.stop(t)
 	g.delete(t)
 }
 
-// addSidecar has a policy add a container to the pods of a namespace.
+// addSidecar creates a policy that adds a container to the pods of a namespace.
 func addSidecar(t *testing.T, namespace string) {
 	t.Helper()
 	podtest.MutatePods(t, shared.Client, namespace, "sidecar", admissionv1.Mutation{PatchType: admissionv1.PatchTypeJSONPatch, JSONPatch: &admissionv1.JSONPatch{
@@ -149,13 +149,13 @@ func addSidecar(t *testing.T, namespace string) {
 		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "tried"}, Spec: restrictedSpec(t)}
 		made, err := shared.Client.CoreV1().Pods(namespace).Create(t.Context(), probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil && len(made.Spec.Containers) == 1 {
-			err = errors.New("a pod has one container")
+			err = errors.New("a pod still has one container")
 		}
 		return err
 	})
 }
 
-// restrictedSpec returns the spec of a pod that runs nothing for long, as restricted namespaces want it.
+// restrictedSpec returns the spec of a short-lived pod that restricted namespaces admit.
 func restrictedSpec(t testing.TB) corev1.PodSpec {
 	t.Helper()
 	return corev1.PodSpec{
@@ -167,8 +167,8 @@ func restrictedSpec(t testing.TB) corev1.PodSpec {
 	}
 }
 
-// testLimitRefused has a LimitRange refuse the pod of an ephemeral guest. The VM says which limit that is, and
-// starts once it is gone.
+// testLimitRefused makes a LimitRange refuse the pod of an ephemeral guest. The VM's status names the limit, and the
+// VM starts once the limit is removed.
 func testLimitRefused(t *testing.T, w *podWorld) {
 	other := w.newNamespace(t, "limited")
 	limitEphemeralStorage(t, other.namespace)

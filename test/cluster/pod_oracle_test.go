@@ -19,25 +19,25 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// machineOracle looks all the time at the containers of all nodes, whatever the API says of them:
-// at no moment may those of two pods of one VirtualMachine run.
+// machineOracle constantly checks the containers of all nodes, regardless of the API: the containers
+// of two pods of one VirtualMachine must never run at the same time.
 type machineOracle struct {
 	mu sync.Mutex
-	// seen are the pods whose containers ran at any time.
+	// seen has the pods whose containers have run at any time.
 	seen  map[types.UID]bool
 	found []rules.Violation
-	// excepted are pods that may run beside the next one of their VirtualMachine, and whether they did.
+	// excepted has the pods that may run beside the next pod of their VirtualMachine, and whether they did.
 	excepted map[types.UID]bool
 }
 
-// oraclePeriod is the time between two looks. A machine takes seconds to start and to end.
+// oraclePeriod is the time between two checks. A machine takes seconds to start and to end.
 const oraclePeriod = 50 * time.Millisecond
 
 func newMachineOracle() *machineOracle {
 	return &machineOracle{seen: map[types.UID]bool{}, excepted: map[types.UID]bool{}}
 }
 
-// startMachineOracle fails the test at its end if two machines ran at a time.
+// startMachineOracle starts an oracle that fails the test at its end if two machines ran at the same time.
 func startMachineOracle(t *testing.T) *machineOracle {
 	t.Helper()
 	o := newMachineOracle()
@@ -65,7 +65,7 @@ func startMachineOracle(t *testing.T) *machineOracle {
 
 func (o *machineOracle) look() { o.judge(runningMachines()) }
 
-// judge notes what is wrong with the pods in which machines run, by their names.
+// judge records violations among the pods, by name, in which machines run.
 func (o *machineOracle) judge(running map[string]map[types.UID]bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -78,13 +78,13 @@ func (o *machineOracle) judge(running map[string]map[types.UID]bool) {
 			}
 		}
 		if len(pods) > 1 {
-			o.found = append(o.found, rules.Broken(rules.O3, "at %s containers of %d pods %s run: %v", time.Now().Format(time.TimeOnly), len(pods), name, pods))
+			o.found = append(o.found, rules.Broken(rules.OneServer, "at %s containers of %d pods %s run: %v", time.Now().Format(time.TimeOnly), len(pods), name, pods))
 		}
 	}
 }
 
-// except allows one pod to run beside the next one, since an operator asserts wrongly that it is off. All
-// others may not, until and after the returned function is called, which reports whether it did.
+// except allows one pod to run beside the next one, since an operator wrongly asserts that the pod is off. The
+// exception lasts until the returned function is called, which reports whether both pods ran.
 func (o *machineOracle) except(pod types.UID) (end func() bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -104,19 +104,19 @@ func (o *machineOracle) checkSeen(t *testing.T, pod *corev1.Pod) {
 	assert.Eventually(t, "the oracle sees "+string(pod.UID), func(testing.TB) error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		return assert.ErrorUnless(o.seen[pod.UID], "it has seen %v", o.seen)
+		return assert.ErrorUnless(o.seen[pod.UID], "the oracle has seen %v", o.seen)
 	})
 }
 
 // podInGroup finds the UID of a pod in the name of a control group.
 var podInGroup = regexp.MustCompile(`/pod([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
 
-// runningMachines returns the UIDs of the cluster's pods in which drover-machine runs, by their names. The
-// pods of one VirtualMachine have one name, which is the name of their host. The environment of a
-// process that has ended, and that nobody has waited for, is empty.
+// runningMachines returns the UIDs of the cluster's pods in which drover-machine runs, by the pods' names. The
+// pods of one VirtualMachine have the same name, which is also their hostname. The environment of a zombie
+// process is empty.
 func runningMachines() map[string]map[types.UID]bool {
 	all := map[string]map[types.UID]bool{}
-	group := []byte(":" + shared.ControlGroup("") + "/") // other clusters may be on this host
+	group := []byte(":" + shared.ControlGroup("") + "/") // this host may run other clusters
 	names, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, path := range names {
 		if comm, _ := os.ReadFile(path); string(comm) != "drover-machine\n" {
@@ -142,7 +142,7 @@ func runningMachines() map[string]map[types.UID]bool {
 	return all
 }
 
-// TestMachineOracle checks that an exception is for one pod alone, and as long as it is made.
+// TestMachineOracle checks that an exception is only for one pod, and only until it ends.
 func TestMachineOracle(t *testing.T) {
 	for name, c := range map[string]struct {
 		pods          []types.UID
@@ -167,8 +167,8 @@ func TestMachineOracle(t *testing.T) {
 				pods[uid] = true
 			}
 			o.judge(map[string]map[types.UID]bool{"vm": pods, "other": {"o": true}})
-			assert.True(t, len(o.found) > 0 == c.finds, "it finds %v", o.found)
-			assert.Equal(t, "beside another", endException(), c.beside)
+			assert.True(t, len(o.found) > 0 == c.finds, "the oracle finds %v", o.found)
+			assert.Equal(t, "the excepted pod ran beside another", endException(), c.beside)
 		})
 	}
 }

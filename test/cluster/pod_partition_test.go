@@ -17,12 +17,12 @@ import (
 	"cloudnative.tw/drover/test/cluster"
 )
 
-// longCut is longer than what a cluster waits before it acts on a node that does not report, and than
-// Drover's period of looking at all servers.
+// longCut is longer than the time after which a cluster acts on a node that does not report, and than
+// Drover's period of checking all servers.
 const longCut = 35 * time.Second
 
-// testLongCut cuts the nodes of guests that could be started elsewhere, for longer than every timeout, which
-// evict a pod that tolerates nothing.
+// testLongCut cuts the connection of the nodes of guests that could be started on other nodes, for longer than
+// every timeout. A pod without tolerations is evicted in this time.
 func testLongCut(t *testing.T, guests []*guest) {
 	nodes, before := map[string]*cluster.Node{}, map[*guest]*corev1.Pod{}
 	for _, g := range guests {
@@ -39,7 +39,7 @@ func testLongCut(t *testing.T, guests []*guest) {
 	assert.Eventually(t, "another pod is evicted", func(t testing.TB) error {
 		pod, err := shared.Client.CoreV1().Pods(evicted.Namespace).Get(t.Context(), evicted.Name, metav1.GetOptions{})
 		if err == nil && pod.DeletionTimestamp == nil {
-			err = errors.New("it is not")
+			err = errors.New("it is not evicted")
 		}
 		return err
 	})
@@ -72,11 +72,11 @@ func (g *guest) checkUntouched(t *testing.T, before types.UID) error {
 	return isLost(vm)
 }
 
-// runEvictable runs a pod that leaves a node that is lost.
+// runEvictable runs a pod that is evicted when its node is lost.
 func runEvictable(t *testing.T, name, node string) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
-		NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), // with 0 its object would go at once
+		NodeName: node, TerminationGracePeriodSeconds: new(int64(1)), // with 0 the object would be deleted at once
 		Containers: []corev1.Container{{Name: "probe", Image: cluster.ProbeImage, Command: []string{"/probe", "serve"}}},
 	}}
 	return createReadyPod(t, pod)

@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// testReadiness has a Service lead to a guest as its readinessProbe says: not before the guest
-// answers, and as the probe is changed.
+// testReadiness checks that the endpoint of a Service follows a guest's readinessProbe: it becomes ready
+// when the guest answers, and follows changes of the probe.
 func testReadiness(t *testing.T, w *podWorld) {
 	const name = "served"
 	createGuestService(t, name)
@@ -53,7 +53,7 @@ func testReadiness(t *testing.T, w *podWorld) {
 	g.delete(t)
 }
 
-// createGuestService makes a Service of a guest.
+// createGuestService creates a Service for a guest.
 func createGuestService(t *testing.T, guest string) *corev1.Service {
 	t.Helper()
 	return createService(t, podNamespace, guest, map[string]string{"cloudnative.tw/name": guest}, 80)
@@ -63,7 +63,7 @@ func createGuestService(t *testing.T, guest string) *corev1.Service {
 type endpointState struct {
 	pod   types.UID
 	ready bool
-	// log is the output of the guest until then.
+	// log is the output of the guest up to this state.
 	log string
 }
 

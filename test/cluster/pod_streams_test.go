@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestPodStreams uses kubectl vm where Drover serves the streams of pods, with a guest whose agent runs.
+// TestPodStreams uses kubectl vm with streams of pods, of a guest with a running agent.
 func TestPodStreams(t *testing.T) {
 	tier.Full(t, "it emulates a Linux on real kubelets; TestGuest of package pod has a machine without an agent, and its contract suite a simulated guest")
 	certs, address := t.TempDir(), framework.FreeAddress(t)
@@ -43,7 +43,7 @@ func TestPodStreams(t *testing.T) {
 		"exit code":    {"", "exec", []string{"--", "exit", "7"}, "", 7},
 		"input":        {"typed\n", "exec", []string{"-i", "--", "cat"}, "typed\n", 0},
 		"not found":    {"", "exec", []string{"--", "no-such-program"}, "not found", 127},
-		"a terminal":   {"", "exec", []string{"-i", "-t", "--", "echo", "x"}, "x\n", 0}, // none without one on this side
+		"a terminal":   {"", "exec", []string{"-i", "-t", "--", "echo", "x"}, "x\n", 0}, // no terminal there without a terminal here
 		"interfaces":   {"", "ip", nil, "eth0", 0},
 		"log":          {"", "logs", nil, "drover linux guest 1 is up", 0},
 		"previous log": {"", "logs", []string{"--previous"}, "no earlier run is known", 1},
@@ -63,7 +63,7 @@ func TestPodStreams(t *testing.T) {
 	w.checkNoGuestLeft(t)
 }
 
-// forgetStreams removes the address of the streams, to which kubectl vm would connect in other tests.
+// forgetStreams removes the published address of the streams, so that kubectl vm does not use it in other tests.
 func forgetStreams(t *testing.T) {
 	t.Helper()
 	maps := shared.Client.CoreV1().ConfigMaps(streamsapi.ConfigMapNamespace)

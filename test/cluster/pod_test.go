@@ -36,9 +36,9 @@ type podController struct {
 	oracle *machineOracle
 	// kubectlVM and binary are the programs kubectl-vm and drover-controller.
 	kubectlVM, binary string
-	flags             []string // of the controller, beside those of all
+	flags             []string // further flags of the controller
 	controller        *framework.Process
-	// guests are all that were created.
+	// guests are all guests that were created.
 	guests []*guest
 }
 
@@ -73,7 +73,7 @@ func newPodWorld(t *testing.T, flags ...string) *podWorld {
 	return w
 }
 
-// newNamespace makes a namespace for VirtualMachines.
+// newNamespace creates a namespace for VirtualMachines.
 func (c *podController) newNamespace(t *testing.T, name string) *podWorld {
 	t.Helper()
 	createNamespace(t, name)
@@ -90,13 +90,13 @@ func (c *podController) startController(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// createNamespace makes a namespace in which only restricted pods run.
+// createNamespace creates a namespace that admits only restricted pods.
 func createNamespace(t *testing.T, name string) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	namespace.Labels = map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
 	assert.NoError(t, assert.ErrorOf(shared.Client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{})))
-	t.Cleanup(func() { // another test may have one of that name
+	t.Cleanup(func() { // another test may use the same name
 		ctx, namespaces := context.WithoutCancel(t.Context()), shared.Client.CoreV1().Namespaces()
 		assert.Eventually(t, "namespace "+name+" is gone", func(testing.TB) error {
 			err := namespaces.Delete(ctx, name, metav1.DeleteOptions{})
@@ -114,9 +114,9 @@ type guest struct {
 
 	name string
 	uid  types.UID
-	// boots is how often it was booted on its disk, as it counts itself there.
+	// boots is how often the guest was booted, as counted on its disk.
 	boots int
-	// disk is the file of its disk if it writes blocks there, of which rounds were synced.
+	// disk is the file of the guest's disk if the guest writes blocks there. rounds is how many it has synced.
 	disk   string
 	rounds uint64
 }
@@ -138,7 +138,7 @@ func (w *podWorld) newVM(name, cpu, memory string) *framework.VMBuilder {
 func linuxImage() *api.Image {
 	return &api.Image{
 		Source: "oci://" + guestImage, PullPolicy: api.PullNever,
-		Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1"},
+		Kernel: &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd", Cmdline: framework.GuestCmdline},
 	}
 }
 
@@ -188,7 +188,7 @@ func (g *guest) waitGone(t *testing.T) {
 	assert.Eventually(t, g.name+" is gone", func(t testing.TB) error {
 		vm, err := g.vms.Get(context.WithoutCancel(t.Context()), g.name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %s, %w", framework.FormatStatus(vm), err)
+			return fmt.Errorf("it still exists: %s, %w", framework.FormatStatus(vm), err)
 		}
 		return nil
 	})
@@ -199,7 +199,7 @@ func (g *guest) patch(t *testing.T, patch string) {
 	assert.NoError(t, assert.ErrorOf(g.vms.Patch(t.Context(), g.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})))
 }
 
-// setAction changes the power state of the guest.
+// setAction sets the action of the guest's VirtualMachine.
 func (g *guest) setAction(t *testing.T, action api.Action) {
 	t.Helper()
 	g.patch(t, fmt.Sprintf(`{"spec":{"action":%q}}`, action))
@@ -234,7 +234,7 @@ func (g *guest) waitFor(t *testing.T, checks ...framework.VMCheck) (vm *api.Virt
 		}
 		for _, check := range checks {
 			if err := check(vm); err != nil {
-				return fmt.Errorf("%w; its status is %s", err, framework.FormatStatus(vm))
+				return fmt.Errorf("%w; the status is %s", err, framework.FormatStatus(vm))
 			}
 		}
 		return nil
@@ -273,7 +273,7 @@ func (g *guest) node(t *testing.T) *cluster.Node {
 	return node
 }
 
-// waitRun waits until another pod than a former one runs, and the guest has booted once more.
+// waitRun waits until a pod other than the former one runs, and the guest has booted once more.
 func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 	t.Helper()
 	var pod *corev1.Pod
@@ -284,14 +284,14 @@ func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 		case err != nil:
 			return err
 		case pod == nil:
-			return errors.New("it has none")
+			return errors.New("no pod exists")
 		case pod.UID == before || pod.Status.Phase != corev1.PodRunning:
 			return fmt.Errorf("pod %s on %s, deleted %v, has the status %+v", pod.UID, pod.Spec.NodeName, pod.DeletionTimestamp, pod.Status)
 		}
 		return nil
 	})
 	vm := g.waitFor(t, users.CheckApplied)
-	pod = g.pod(t) // what ran first may have ended before its guest ran
+	pod = g.pod(t) // the first pod may have ended before its guest ran
 	if g.boots++; vm.Spec.Ephemeral {
 		g.boots = 1
 	}
@@ -302,7 +302,7 @@ func (g *guest) waitRun(t *testing.T, before types.UID) *corev1.Pod {
 	return pod
 }
 
-// checkAnswers checks that the guest answers at the address of its pod, and how often it was booted.
+// checkAnswers checks that the guest answers at the address of its pod, and its number of boots.
 func (g *guest) checkAnswers(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	var got string
@@ -332,14 +332,14 @@ func getFromHost(t testing.TB, url string) (string, error) {
 	return string(body), err
 }
 
-// checkUndisturbed checks that the guest is ready in the pod that it had, without another boot.
+// checkUndisturbed checks that the guest is ready in the same pod as before, without another boot.
 func (g *guest) checkUndisturbed(t *testing.T, before *corev1.Pod) {
 	t.Helper()
 	g.waitFor(t, users.CheckApplied)
 	g.checkRunsIn(t, before)
 }
 
-// checkRunsIn checks that the guest runs in the pod that it had, without another boot.
+// checkRunsIn checks that the guest runs in the same pod as before, without another boot.
 func (g *guest) checkRunsIn(t *testing.T, before *corev1.Pod) {
 	t.Helper()
 	pod := g.pod(t)
@@ -354,7 +354,7 @@ func (g *guest) waitLost(t *testing.T, node *cluster.Node) {
 	g.waitFor(t, isLost)
 }
 
-// isLost requires that the VirtualMachine is reported as one whose node is lost.
+// isLost checks that the VirtualMachine reports that its node is lost.
 func isLost(vm *api.VirtualMachine) error {
 	return errors.Join(
 		framework.HasPhase(api.PhaseUnknown, api.ReasonUnresponsive)(vm),
@@ -362,8 +362,8 @@ func isLost(vm *api.VirtualMachine) error {
 	)
 }
 
-// TestPodDriver runs a Linux guest by the driver pod on real kubelets, through its life and the loss
-// of its node. The full form goes on with everything else that happens to its pods.
+// TestPodDriver runs a Linux guest with driver pod on real kubelets, from creation to deletion and through the
+// loss of its node. The full tier adds all other events of its pods.
 func TestPodDriver(t *testing.T) {
 	w := newPodWorld(t)
 	g := w.createGuest(t, "web", func(*api.VirtualMachineSpec) {})
@@ -387,8 +387,8 @@ func TestPodDriver(t *testing.T) {
 	w.checkNoGuestLeft(t)
 }
 
-// testNodeLoss turns the node of a guest off. Nothing else may run until the kubelet is back and has
-// reported the end, whatever happens to the object of the pod.
+// testNodeLoss turns the node of a guest off. No other pod may run until the kubelet is back and has
+// reported the end, regardless of the pod's object.
 func testNodeLoss(t *testing.T, g *guest) {
 	before, node := g.pod(t), g.node(t)
 	assert.NoError(t, node.PowerOff())
@@ -396,20 +396,20 @@ func testNodeLoss(t *testing.T, g *guest) {
 	deleteByForce(t, before)
 	g.waitFor(t, framework.HasCondition(api.ConditionReady, metav1.ConditionFalse), framework.HasMessage("out-of-service"))
 	now := g.pod(t)
-	assert.True(t, now.UID == before.UID, "pod %s is there while the end of %s is not proven", now.UID, before.UID)
+	assert.True(t, now.UID == before.UID, "pod %s exists while the end of %s is not proven", now.UID, before.UID)
 	assert.NoError(t, node.PowerOn())
 	waitForNode(t, node, true)
 	g.waitRun(t, before.UID)
 }
 
-// deleteByForce deletes a pod as people do who do not want to wait for its kubelet.
+// deleteByForce deletes a pod without waiting for its kubelet.
 func deleteByForce(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	framework.RunKubectl(t, shared.Kubeconfig, "-n", pod.Namespace, "delete", "pod", pod.Name, "--force", "--grace-period=0", "--wait=false")
 }
 
-// testForeigners lets an editor of another namespace claim the UID of a VirtualMachine: neither it
-// nor what it has made may change.
+// testForeigners lets an editor of another namespace claim the UID of a VirtualMachine: the
+// VirtualMachine and its objects must not change.
 func testForeigners(t *testing.T, g *guest) {
 	const other = "others"
 	createNamespace(t, other)

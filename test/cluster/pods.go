@@ -29,7 +29,7 @@ func (c *Cluster) Exec(ctx context.Context, namespace, pod string, command ...st
 	return stdout.String(), nil
 }
 
-// PodLog returns what a pod's only container has printed.
+// PodLog returns the log of a pod's only container.
 func (c *Cluster) PodLog(ctx context.Context, namespace, pod string) (string, error) {
 	stream, err := c.Client.CoreV1().Pods(namespace).GetLogs(pod, &corev1.PodLogOptions{}).Stream(ctx)
 	if err != nil {

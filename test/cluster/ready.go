@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
-// StorageClass is the default one. Its volumes are folders of the nodes, so that
-// kube-scheduler chooses them with the pod.
+// StorageClass is the default StorageClass. Its volumes are folders of nodes, so that
+// kube-scheduler chooses a volume and a node together.
 const StorageClass = "local"
 
 func (c *Cluster) waitUntilUsable(ctx context.Context) error {
@@ -27,7 +27,7 @@ func (c *Cluster) waitUntilUsable(ctx context.Context) error {
 	return assert.Poll(ctx, "pods can run on all nodes", func() error { return c.checkUsable(ctx) })
 }
 
-// checkUsable reports why pods cannot run on all nodes. They need a ServiceAccount.
+// checkUsable returns an error unless pods can run on all nodes, for which they need a ServiceAccount.
 func (c *Cluster) checkUsable(ctx context.Context) error {
 	for _, node := range c.Nodes() {
 		ready, err := node.IsReady(ctx)
@@ -50,7 +50,7 @@ func (c *Cluster) addStorage(ctx context.Context) error {
 			Name: StorageClass, Annotations: map[string]string{"storageclass.kubernetes.io/is-default-class": "true"},
 		},
 		Provisioner: "kubernetes.io/no-provisioner", VolumeBindingMode: &mode,
-		// A claim may grow up to its volume, which is larger than most.
+		// A claim may grow up to the size of its volume, which is larger than most claims.
 		AllowVolumeExpansion: &expands,
 	}
 	if _, err := c.Client.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil {
@@ -88,7 +88,7 @@ func newVolume(node string, number int) *corev1.PersistentVolume {
 	}
 }
 
-// accessModes are ReadWriteOncePod for every other volume: it allows no mode beside it.
+// accessModes returns ReadWriteOncePod for every other volume: a volume with this mode cannot have others.
 func accessModes(number int) []corev1.PersistentVolumeAccessMode {
 	if number%2 == 1 {
 		return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}

@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// Start starts a cluster for one test and closes it with the test, whose log gets the
-// ends of the programs' logs if the test failed.
+// Start starts a cluster for one test and closes it after the test. If the test failed, it
+// prints the ends of the programs' logs.
 func Start(t testing.TB, opts Options) *Cluster {
 	t.Helper()
 	c, err := New(t.Context(), opts)
@@ -27,8 +27,8 @@ func Start(t testing.TB, opts Options) *Cluster {
 	return c
 }
 
-// RunTests runs a package's tests with one cluster that they share; get it with the
-// pointer, which is set before the first test runs:
+// RunTests runs a package's tests with one cluster that they share. It sets the pointer
+// to the cluster before the first test runs:
 //
 //	var shared *cluster.Cluster
 //

@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestVersions checks that the cluster runs the Kubernetes and etcd of bin/drover: its
-// clients are tested against that, and the two share what is compiled.
+// TestVersions checks that the cluster runs the same Kubernetes and etcd as bin/drover, against which
+// the clients are tested, and with which it shares compiled packages.
 func TestVersions(t *testing.T) {
 	for _, module := range []string{"k8s.io/kubernetes", "go.etcd.io/etcd/server/v3"} {
 		here, there := requirement(t, "binaries", module), requirement(t, "../../standalone", module)

@@ -35,19 +35,19 @@ import (
 const (
 	// restartDelay is the time from a process's end to the next one's start.
 	restartDelay = 200 * time.Millisecond
-	// pollPeriod is the time between looks at processes, and between reads of the journal.
+	// pollPeriod is the time between checks of processes, and between reads of the journal.
 	pollPeriod = 5 * time.Millisecond
 )
 
-// size is the size of an environment in a tier: how many users are active, how many of them have a
-// server whose calls are slow, and how tight the replicas' leases are.
+// size is the size of an environment in a tier: the number of users, how many of them have a server
+// with slow calls, and the settings of the replicas' Lease.
 type size struct {
 	users, slow int
 	lease       leader.Settings
 }
 
 var (
-	// gateSize has leases that a busy host keeps, too.
+	// gateSize has a Lease that is not lost even on a busy host.
 	gateSize = size{6, 2, leader.Settings{Lease: 8 * time.Second, Renew: 3 * time.Second, Retry: 500 * time.Millisecond}}
 	fullSize = size{14, 4, leader.Settings{Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond}}
 )
@@ -59,9 +59,9 @@ func currentSize() size {
 	return gateSize
 }
 
-// latencies are the latencies of the fake engine, one for each replica. A call that is
-// halted during its latency continues immediately, while a call that a fault slows down
-// is likely to be cut.
+// latencies are the latencies of the fake engine for each replica. With a short latency a call
+// of a halted process takes effect as soon as the process is resumed. A call with a long latency
+// is likely to be interrupted.
 var latencies = []string{"20ms", "50ms", "200ms"}
 
 // environment is a cluster, replicas, and users whose requests keep them busy.
@@ -74,14 +74,14 @@ type environment struct {
 	users    []*users.User
 	requests *users.Log
 	size
-	// unjudged says that it does not matter whether all becomes as users requested.
+	// unjudged says that users' requests need not become complete.
 	unjudged bool
-	// dir contains what remains of it: journal, logs and objects.
+	// dir contains the results of the run: journal, logs and objects.
 	dir, journal string
 }
 
-// newEnvironment uses the fake engine, whose calls last long enough for faults to occur
-// meanwhile.
+// newEnvironment returns an environment of the fake engine, whose calls take long enough for
+// faults to occur during them.
 func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment {
 	t.Helper()
 	w := newEmptyEnvironment(t, dir)
@@ -100,7 +100,7 @@ func newEnvironment(t testing.TB, binary, dir string, seed uint64) *environment 
 	return w
 }
 
-// newEmptyEnvironment has neither users nor replicas.
+// newEmptyEnvironment returns an environment without users and replicas.
 func newEmptyEnvironment(t testing.TB, dir string) *environment {
 	t.Helper()
 	w := &environment{
@@ -131,7 +131,8 @@ func (w *environment) addReplica(t testing.TB, program string, user *syscall.Cre
 	}
 }
 
-// commonArgs postpone the orphan sweep by a day, so that an orphan is noticed.
+// commonArgs returns the flags of all replicas. They postpone the orphan sweep by a day, so that
+// orphans are noticed.
 func (w *environment) commonArgs(more ...string) []string {
 	return append(more,
 		"--orphan-grace=24h",
@@ -141,11 +142,11 @@ func (w *environment) commonArgs(more ...string) []string {
 	)
 }
 
-// faultFunc injects faults into an environment until it is satisfied, and returns them.
+// faultFunc injects faults into an environment, and returns them.
 type faultFunc func(ctx context.Context, w *environment) ([]Fault, error)
 
-// runWithFaults lets users act while faults are injected, then waits until all is as they
-// requested, and collects the evidence.
+// runWithFaults lets users send requests while faults are injected, then waits until all
+// requests are complete, and collects the evidence.
 func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	t.Helper()
 	begin := time.Now()
@@ -184,7 +185,7 @@ func (w *environment) runWithFaults(t testing.TB, inject faultFunc) Evidence {
 	return e
 }
 
-// gatherEvidence records the final state, before the replicas stop.
+// gatherEvidence records the final state before the replicas are stopped.
 func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	t.Helper()
 	e := Evidence{Evidence: rules.Evidence{Requested: w.requests.Requested(), VMs: map[types.UID]*api.VirtualMachine{}}}
@@ -201,8 +202,8 @@ func (w *environment) gatherEvidence(t testing.TB) Evidence {
 	return e
 }
 
-// recordObjects stores the states of the VirtualMachines, for people who look for the cause
-// of a violation.
+// recordObjects stores the VirtualMachines in a file, for people who look for the cause of a
+// violation.
 func (w *environment) recordObjects(ctx context.Context) error {
 	f, err := os.Create(filepath.Join(w.dir, "objects"))
 	if err != nil {
@@ -225,8 +226,8 @@ func (w *environment) recordObjects(ctx context.Context) error {
 	return f.Close()
 }
 
-// storeLogs stores the replicas' output beside the journal, which must be complete to
-// prove anything.
+// storeLogs stores the replicas' output in the folder of the journal, and checks that the
+// journal is complete.
 func (w *environment) storeLogs(t testing.TB) {
 	t.Helper()
 	output := w.replicas.Output()

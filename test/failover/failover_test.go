@@ -38,7 +38,7 @@ var (
 	processRecorder    = sync.OnceValues(func() (string, error) { return buildProgram("test/failover/recorder", "") })
 )
 
-// fencedController is this program, which replicas run as a controller.
+// fencedController returns this test program, which replicas run as a controller.
 func fencedController(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -52,7 +52,7 @@ func buildProgram(pkg, tags string) (string, error) {
 	return binary, framework.BuildProgram(binary, pkg, "-tags="+tags)
 }
 
-// builtProgram is the result of one of the builds.
+// builtProgram returns the result of a build, or fails the test.
 func builtProgram(t testing.TB, build func() (string, error)) string {
 	t.Helper()
 	binary, err := build()
@@ -68,7 +68,7 @@ var (
 const (
 	// minViolations is the number of violations after which the tests of the oracle end.
 	minViolations = 2
-	// maxHalts bounds these tests if there are fewer.
+	// maxHalts ends these tests if fewer violations happen.
 	maxHalts = 200
 )
 
@@ -90,7 +90,7 @@ func (p faultPlan) kinds() []Kind {
 			all = append(all, kind)
 		}
 	}
-	slices.Sort(all) // the same seed, the same faults
+	slices.Sort(all) // so that a seed always gives the same faults
 	return all
 }
 
@@ -116,8 +116,8 @@ func outputDir(t testing.TB, name string) string {
 	return dir
 }
 
-// TestFailover checks that, whatever happens to replicas, no two act on one server,
-// nothing is lost, and in the end all is as users requested.
+// TestFailover checks that during all faults no two replicas act on one server, that nothing is lost,
+// and that in the end all VMs are as requested.
 func TestFailover(t *testing.T) {
 	t.Parallel()
 	p := gatePlan
@@ -141,8 +141,8 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// TestJudgeDetectsViolations checks that without guard and fence, replicas that were halted
-// act after their successors, and that the oracle reports it.
+// TestJudgeDetectsViolations checks that without guard and fence, halted replicas act after their
+// successors, and that the oracle reports this.
 func TestJudgeDetectsViolations(t *testing.T) {
 	tier.Full(t, "it is a separate program, and replicas collide after minutes; the gate keeps TestJudge")
 	t.Parallel()
@@ -151,14 +151,14 @@ func TestJudgeDetectsViolations(t *testing.T) {
 	w.unjudged = true
 	e := w.runWithFaults(t, haltUntilViolations(seed))
 	t.Logf("without guard and fence:\n%s", e.Summary())
-	violations := rules.EpochDecreases(e.Journal) // the test did not wait for the other rules to hold
+	violations := rules.EpochDecreases(e.Journal) // the other rules may not hold yet
 	for _, v := range violations {
 		t.Log(v)
 	}
 	assert.True(t, len(violations) != 0, "no violation was found: the check detects nothing")
 }
 
-// haltUntilViolations halts replicas until enough of them acted after their successors.
+// haltUntilViolations halts replicas until enough of them have acted after their successors.
 func haltUntilViolations(seed uint64) faultFunc {
 	return func(ctx context.Context, w *environment) ([]Fault, error) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -166,7 +166,7 @@ func haltUntilViolations(seed uint64) faultFunc {
 			defer cancel()
 			_ = assert.Poll(ctx, "replicas act after their successors", func() error {
 				found := currentEpochDecreases(w.journal)
-				return assert.ErrorUnless(len(found) >= minViolations, "%d have", len(found))
+				return assert.ErrorUnless(len(found) >= minViolations, "%d replicas have", len(found))
 			})
 		}()
 		return newFaultInjector(w, faultPlan{faults: map[Kind]int{Halt: maxHalts}}.kinds(), seed).injectAll(ctx)
@@ -176,7 +176,7 @@ func haltUntilViolations(seed uint64) faultFunc {
 func currentEpochDecreases(journal string) []rules.Violation {
 	entries, err := rules.Read(journal, new(int64))
 	if err != nil {
-		return nil // the evidence shows it
+		return nil // the evidence shows violations
 	}
 	return rules.EpochDecreases(entries)
 }

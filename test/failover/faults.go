@@ -36,18 +36,18 @@ const (
 )
 
 const (
-	// defaultWorkers are how many faults are active at a time, unless specified.
+	// defaultWorkers is the default number of faults that are active at a time.
 	defaultWorkers = 2
-	// maxGap is the longest pause between one fault and the next of a worker.
+	// maxGap is the longest pause between two faults of a worker.
 	maxGap = 1500 * time.Millisecond
-	// leaderShare of the faults affect the leader.
+	// leaderShare is the share of faults that affect the leader.
 	leaderShare = 0.8
 )
 
-// maxFaultDuration is long enough for another leader.
+// maxFaultDuration is long enough for another replica to become the leader.
 func (w *environment) maxFaultDuration() time.Duration { return 3 * w.lease.Lease }
 
-// Fault is an injected fault, with its time. PID is 0 for one that affected all
+// Fault is an injected fault, with its time. PID is 0 if it affected all
 // processes.
 type Fault struct {
 	Kind     Kind
@@ -68,7 +68,7 @@ type faultInjector struct {
 	api     sync.Mutex // held while the API server is down
 }
 
-// newFaultInjector returns the faults of a plan in a random order.
+// newFaultInjector returns an injector of the faults of a plan in random order.
 func newFaultInjector(w *environment, plan []Kind, seed uint64) *faultInjector {
 	s := &faultInjector{environment: w, random: users.NewRandom(seed, 1), workers: defaultWorkers, pending: slices.Clone(plan), busy: map[string]bool{}}
 	s.random.Shuffle(len(s.pending), func(i, j int) { s.pending[i], s.pending[j] = s.pending[j], s.pending[i] })
@@ -93,7 +93,7 @@ func (s *faultInjector) injectFaults(ctx context.Context) error {
 		framework.Sleep(ctx, users.UpTo(s.random, maxGap))
 		fault, err := s.injectFault(ctx, kind)
 		switch {
-		case ctx.Err() != nil: // the result of an interrupted fault means nothing
+		case ctx.Err() != nil: // ignore the result of an interrupted fault
 		case err != nil:
 			return fmt.Errorf("%s: %w", kind, err)
 		}
@@ -140,7 +140,7 @@ func (s *faultInjector) injectFault(ctx context.Context, kind Kind) (f Fault, er
 	return f, err
 }
 
-// reserveTarget reserves the leader, most of the time, or any running replica. It returns nil if ctx
+// reserveTarget reserves mostly the leader, otherwise any running replica. It returns nil if ctx
 // ends.
 func (s *faultInjector) reserveTarget(ctx context.Context) *fleet.Process {
 	wanted := s.random.Float64() < leaderShare
@@ -156,7 +156,7 @@ func (s *faultInjector) reserveTarget(ctx context.Context) *fleet.Process {
 	return nil
 }
 
-// reserve reserves a replica for a fault, or gives it back, and reports whether that changes anything.
+// reserve reserves a replica for a fault, or releases it if busy is false, and reports whether this was a change.
 func (s *faultInjector) reserve(replica string, busy bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +187,7 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, p *fleet.Proc
 		return p.Signal(syscall.SIGKILL)
 	case Term:
 		err := p.Signal(syscall.SIGTERM)
-		_ = p.Wait(ctx) // whether it leads decides how it ends
+		_ = p.Wait(ctx) // a leader and a standby end with different exit codes
 		return err
 	case Disconnect:
 		proxy.Disconnect()
@@ -196,14 +196,14 @@ func (s *faultInjector) injectInto(ctx context.Context, kind Kind, p *fleet.Proc
 	case DelayReplies:
 		proxy.DelayReplies(s.randomDelay())
 	default:
-		return errors.New("it affects no single replica")
+		return errors.New("the fault does not affect a single replica")
 	}
 	framework.Sleep(ctx, users.UpTo(s.random, s.maxFaultDuration()))
 	proxy.Restore()
 	return nil
 }
 
-// randomDelay returns, half of the time, a delay that a renewal may survive.
+// randomDelay returns a delay that in half of the cases is short enough for a renewal to succeed.
 func (s *faultInjector) randomDelay() time.Duration {
 	if s.random.Float64() < 0.5 {
 		return users.UpTo(s.random, s.lease.RequestTimeout())

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Evidence is the outcome of an environment.
+// Evidence is the outcome of a run.
 type Evidence struct {
 	rules.Evidence
 
@@ -46,7 +46,7 @@ func (e Evidence) Summary() string {
 		formatCounts(faults), len(actors), len(epochs), len(e.Requested), deleted, formatCounts(changes))
 }
 
-// History describes all that is known of a server, in readable form.
+// History describes everything that is known about a server, in readable form.
 func (e Evidence) History(uid types.UID) string {
 	requested := e.Requested[uid]
 	lines := []string{fmt.Sprintf("requested: %s, deleted at %s, started %d to %d times", requested.Name, requested.DeletedAt.UTC().Format(time.StampMilli), requested.AtLeast, requested.AtMost)}
@@ -70,7 +70,7 @@ func (e Evidence) History(uid types.UID) string {
 	return strings.Join(lines, "\n")
 }
 
-// formatCounts is a sum with its parts.
+// formatCounts formats a sum with its parts.
 func formatCounts[K ~string](counts map[K]int) string {
 	total := 0
 	var parts []string

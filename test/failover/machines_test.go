@@ -29,21 +29,21 @@ const (
 	machineReplicas = 3
 )
 
-// machinePlan is for environments of QEMU machines, which need more of the host than simulated
-// servers.
+// machinePlan is for environments of QEMU machines, which use more of the host's resources than
+// simulated servers.
 var machinePlan = faultPlan{1, map[Kind]int{Halt: 30, Kill: 20, Term: 15, Disconnect: 5, DelayReplies: 5, DeleteLease: 5}}
 
 // machineEnvironment is an environment whose servers are QEMU machines.
 type machineEnvironment struct {
 	*environment
-	// engine is the folder of the machines, and log has their starts.
+	// engine is the folder of the machines, and log records their starts.
 	engine string
 	log    *processlog.Log
-	// user is the user that the replicas run as; nil means the user of the test.
+	// user is the user that runs the replicas; nil means the user of the test.
 	user *syscall.Credential
 }
 
-// newMachineEnvironment returns an environment whose machines have the guest of one boot sector.
+// newMachineEnvironment returns an environment whose machines run a guest of one boot sector.
 func newMachineEnvironment(t testing.TB, dir string, seed uint64, asPlainUser bool) *machineEnvironment {
 	t.Helper()
 	framework.QEMUBinary(t)
@@ -65,8 +65,8 @@ func newMachineEnvironment(t testing.TB, dir string, seed uint64, asPlainUser bo
 	return w
 }
 
-// makeEngine makes the folder of the machines, in one that the user of machines may search:
-// there is the program that takes QEMU's place.
+// makeEngine makes the folder of the machines in a folder that the machines' user may enter, which
+// also has the program that replaces QEMU.
 func (w *machineEnvironment) makeEngine(t testing.TB, asPlainUser bool) {
 	t.Helper()
 	if asPlainUser {
@@ -81,7 +81,7 @@ func (w *machineEnvironment) makeEngine(t testing.TB, asPlainUser bool) {
 	t.Cleanup(func() { assert.ReportError(t, w.log.Close()) })
 }
 
-// copyProgram copies a program to where every user may execute it.
+// copyProgram copies a program to a folder where every user may execute it.
 func (w *machineEnvironment) copyProgram(t testing.TB, program, name string) (path string) {
 	t.Helper()
 	path = w.beside(name)
@@ -89,7 +89,7 @@ func (w *machineEnvironment) copyProgram(t testing.TB, program, name string) (pa
 	return path
 }
 
-// giveAway gives what the replicas use to their user.
+// giveAway makes the replicas' user the owner of the files that the replicas use.
 func (w *machineEnvironment) giveAway(t testing.TB) {
 	t.Helper()
 	if w.user == nil {
@@ -106,7 +106,7 @@ func (w *machineEnvironment) giveAway(t testing.TB) {
 	assert.NoError(t, framework.ChownAll(w.beside(""), w.user))
 }
 
-// beside returns the path of something beside the engine's folder.
+// beside returns the path of a file beside the engine's folder.
 func (w *machineEnvironment) beside(name string) string {
 	return filepath.Join(filepath.Dir(w.engine), name)
 }
@@ -114,7 +114,7 @@ func (w *machineEnvironment) beside(name string) string {
 func (w *machineEnvironment) images() string   { return w.beside("images") }
 func (w *machineEnvironment) recorder() string { return w.beside("qemu") }
 
-// endMachines ends the machines that a failed test has left running.
+// endMachines kills the machines that a failed test has left running.
 func (w *machineEnvironment) endMachines(t testing.TB) {
 	t.Helper()
 	for uid := range w.requests.Requested() {
@@ -146,8 +146,8 @@ func (w *machineEnvironment) judgeMachines(t testing.TB, inject faultFunc) Evide
 	return e
 }
 
-// listLeftovers returns what remains of machines after all are deleted. The next process
-// sweeps what a killed one left unfinished.
+// listLeftovers returns the remains of machines after all VMs are deleted. Before, a new process
+// sweeps unfinished work of killed ones.
 func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 	t.Helper()
 	var all []string
@@ -176,7 +176,7 @@ func (w *machineEnvironment) listLeftovers(t testing.TB) []string {
 	return all
 }
 
-// describeProcess returns the state of a process, and where it waits in the kernel.
+// describeProcess returns the state of a process, and the kernel function in which it waits.
 func describeProcess(pid int) string {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -187,9 +187,9 @@ func describeProcess(pid int) string {
 	return fmt.Sprintf("state %s, at %s", stat.State, waits)
 }
 
-// TestMachines checks that, whatever happens to replicas, no server has two QEMUs,
-// each run is started once, nothing is lost and nothing is left behind. The controllers run as the
-// test's user, and as a plain user.
+// TestMachines checks that during all faults no server has two QEMUs, that each run is started once, and
+// that nothing is lost or left behind. The controllers run as the test's user, and as a
+// plain user.
 func TestMachines(t *testing.T) {
 	tier.Full(t, "machines and replicas in two environments; the gate keeps TestFailover, where servers are simulated, and the driver's tests that no server has two QEMUs")
 	t.Parallel()
@@ -207,7 +207,7 @@ func testMachines(t *testing.T, asPlainUser bool) {
 	w := newMachineEnvironment(t, outputDir(t, "machines"), seed, asPlainUser)
 	e := w.judgeMachines(t, func(ctx context.Context, w *environment) ([]Fault, error) {
 		s := newFaultInjector(w, machinePlan.kinds(), seed)
-		s.workers = 1 // machines take a while, in which there should be a leader
+		s.workers = 1 // machines start slowly, and need a leader meanwhile
 		return s.injectAll(ctx)
 	})
 	t.Logf("%s\nQEMU started %d times", e.Summary(), len(e.Starts))

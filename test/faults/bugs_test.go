@@ -39,10 +39,10 @@ func exploring(engine lab.Engine, faults crash.Faults, workloads ...string) sear
 	})
 }
 
-// maxTries is how often a search is repeated: whether a case shows a bug may depend on the moment.
+// maxTries is how often a search is repeated: whether a case shows a bug may depend on timing.
 const maxTries = 5
 
-// again repeats a search until it has found something.
+// again repeats a search until it has found a violation.
 func again(find search) search {
 	return func(ctx context.Context, l *lab.Lab) (all lab.Result, err error) {
 		for range maxTries {
@@ -60,12 +60,12 @@ func again(find search) search {
 func exploringDecisions(engine lab.Engine, workload string) search {
 	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 		l = l.With()
-		l.DecidesOtherwise = false
+		l.PolicyDiffers = false
 		return exploring(engine, nil, workload)(ctx, l)
 	}
 }
 
-// only limits faults to those of a name at points that begin with some text.
+// only limits faults to faults of one name at points whose names begin with point.
 func only(faults crash.Faults, point, name string) crash.Faults {
 	return func(p string) []string {
 		if !strings.HasPrefix(p, point) {
@@ -82,14 +82,14 @@ func replaying(kind, name string) search {
 	})
 }
 
-// exploringOnce explores a kind of one case.
+// exploringOnce explores a kind that consists of one case.
 func exploringOnce(kind string) search {
 	return func(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 		return findKind(kind).Explore(ctx, l, lab.SizeDefault)
 	}
 }
 
-// buggyTests is this test program with all bugs, for kinds whose drivers run in it.
+// buggyTests builds this test program with all bugs, for kinds whose drivers run in the test program.
 var buggyTests = sync.OnceValues(func() (string, error) {
 	overlay, err := writeOverlay()
 	if err != nil {
@@ -105,13 +105,13 @@ var buggyTests = sync.OnceValues(func() (string, error) {
 	return binary, nil
 })
 
-// What a test program prints of a violation, and of the runs in the line of the table.
+// Output of a test program: a violation, and the number of runs in the row of the table.
 var (
 	violationPattern = regexp.MustCompile(`(?m)^ +faults_test\.go:\d+: (.*?): (O\d+): (.*)$`)
 	runsPattern      = regexp.MustCompile(`(?m)^ *[a-z, ]+ \d+ +(\d+) +\d+ +\S+$`)
 )
 
-// exploringAgain explores a kind by a test program with bugs.
+// exploringAgain explores a kind with the test program with bugs.
 func exploringAgain(kind string) search {
 	return func(ctx context.Context, l *lab.Lab) (r lab.Result, err error) {
 		program, err := buggyTests()
@@ -148,14 +148,14 @@ func shortSoak(ctx context.Context, l *lab.Lab) (lab.Result, error) {
 type seededBug struct {
 	bug, kind, rule string
 	find            search
-	// isSlow has only make faults-full look for it: another bug shows the same in less time.
+	// isSlow is set if only make faults-full searches for the bug: another bug tests the same in less time.
 	isSlow bool
 }
 
 const quick, slow = false, true
 
-// seededBugs are bugs that a kind of fault must show, and the rule that alone finds them in some case;
-// empty if there is none.
+// seededBugs are bugs that a kind of fault must find, with the only rule that is broken in some case,
+// or empty if several rules are always broken.
 var seededBugs = []seededBug{
 	{"finalizer-after-creation", "crash points, fake", "", exploring(lab.Fake{}, nil, "create"), quick},
 	{"restart-recorded-late", "crash points, fake", "", exploring(lab.Fake{Instant: true}, nil, "restart"), quick},
@@ -173,31 +173,31 @@ var seededBugs = []seededBug{
 	{"list-without-timeout", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "resize"), slow},
 	{"unsettled-as-gone", "calls of drivers, fake", "", exploring(lab.Fake{}, crash.Calls, "create-delete"), quick},
 	{"docker-random-name", "calls of drivers, docker", "", exploring(lab.NewDocker(), only(crash.Calls, "docker create container", "twice"), "create"), quick},
-	{"qemu-second-process", "engine, qemu", "O3", exploring(lab.NewQEMU(), crash.Outside(outside.Suspended), "restart"), quick},
-	{"qemu-ends-with-supervisor", "supervisor, qemu", "O7", exploring(lab.NewQEMU(), crash.Outside(outside.SupervisorKilled), "resize"), quick},
-	{"supervisor-missing-as-end", "supervisor, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.SupervisorKilled), "resize"), slow},
-	{"silent-supervisor-kept", "supervisor, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.SupervisorHalted), "resize"), slow},
+	{"qemu-second-process", "engine, qemu", "O3", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.Suspended), "restart"), quick},
+	{"qemu-ends-with-supervisor", "supervisor, qemu", "O7", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.SupervisorKilled), "resize"), quick},
+	{"supervisor-missing-as-end", "supervisor, qemu", "", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.SupervisorKilled), "resize"), slow},
+	{"silent-supervisor-kept", "supervisor, qemu", "", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.SupervisorHalted), "resize"), slow},
 	{"pause-by-annotation", "crash points, pod", "", exploring(lab.NewPod(), nil, "pause"), quick},
-	{"killed-container-kept", "machine, pod", "", exploring(lab.NewPod(), crash.Outside(outside.ContainerKilled), "restart"), slow},
-	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.Outside(outside.Superseded), "fake.Ensure", ""), "power", "create-delete", "resize"), quick},
-	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.Outside(outside.Resized), "power"), quick},
+	{"killed-container-kept", "machine, pod", "", exploring(lab.NewPod(), crash.DisturbCalls(outside.ContainerKilled), "restart"), slow},
+	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.DisturbCalls(outside.Superseded), "fake.Ensure", ""), "power", "create-delete", "resize"), quick},
+	{"drift-left", "engine, fake", "", exploring(lab.Fake{}, crash.DisturbCalls(outside.Resized), "power"), quick},
 	{"object-not-confirmed", "old lists", "", replaying("old lists", oldList), quick},
 	{"not-before-creation", "clock of the API", "O10", replaying("clock of the API", "create/fake/restart/ADDED virtualmachines vm-1#1/ahead"), quick},
 	{"sweep-never-frozen", "etcd", "O6", replaying("etcd", "restored, many are lost"), quick},
 	{"goroutine-leaked", "soak, fake", "O13", shortSoak, quick},
-	{"drift-left", "engine, docker", "", exploring(lab.NewDocker(), crash.Outside(outside.Resized), "resize"), slow},
+	{"drift-left", "engine, docker", "", exploring(lab.NewDocker(), crash.DisturbCalls(outside.Resized), "resize"), slow},
 	{"finalizer-after-creation", "crash points, two drivers", "", exploring(crash.Pair{Engine: lab.Fake{}, Second: lab.NewQEMU()}, nil, "move"), slow},
-	{"wake-up-forgotten", "engine, qemu", "", exploring(lab.NewQEMU(), crash.Outside(outside.Killed), "resize"), slow},
+	{"wake-up-forgotten", "engine, qemu", "", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.Killed), "resize"), slow},
 	{"empty-records-left", "power cuts, fake", "O10", exploringAgain("power cuts, fake"), quick},
 	{"installed-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu"), slow},
 	{"image-not-synced", "power cuts, qemu", "O10", exploringAgain("power cuts, qemu"), slow},
 	{"flushes-ignored", "guest writes", "O9", exploringOnce("guest writes"), quick},
 }
 
-// undecided are bugs with which nothing is decided about what breaks a rule.
+// undecided are bugs whose violations follow no decision of the controller.
 var undecided = []string{"goroutine-leaked", "not-before-creation", "empty-records-left", "installed-not-synced", "image-not-synced"}
 
-// withoutBugs are kinds of which no bug is in the table, and why.
+// withoutBugs are kinds without a bug in the table, with the reasons.
 var withoutBugs = map[string]string{
 	"watch events":            "what a single event leaves undone, another read makes up for: a Lease that is watched once, or a recreation that is not noticed, break no rule",
 	"two leaders, qemu":       "the call of the halted leader often times out before a machine has changed; its folder compares epochs as that of fake does",
@@ -219,7 +219,7 @@ func TestEveryKindHasABug(t *testing.T) {
 	}
 }
 
-// TestEveryRuleIsNeeded checks that each rule is the only one that some bug breaks.
+// TestEveryRuleIsNeeded checks that for each rule some bug breaks only this rule.
 func TestEveryRuleIsNeeded(t *testing.T) {
 	var alone []string
 	for _, b := range seededBugs {
@@ -229,11 +229,11 @@ func TestEveryRuleIsNeeded(t *testing.T) {
 		alone = append(alone, b.Rules)
 	}
 	for rule := range rules.Sentences {
-		assert.True(t, slices.Contains(alone, string(rule)), "no bug breaks %s alone", rule)
+		assert.True(t, slices.Contains(alone, string(rule)), "no bug breaks only %s", rule)
 	}
 }
 
-// buggyController is a controller with crash points in which each bug can be enabled.
+// buggyController builds a controller with crash points in which each bug can be enabled.
 var buggyController = sync.OnceValues(func() (string, error) {
 	overlay, err := writeOverlay()
 	if err != nil {
@@ -251,8 +251,8 @@ var writeOverlay = sync.OnceValues(func() (string, error) {
 	return bugs.WriteOverlay(root, programs)
 })
 
-// TestSeededBugs checks that each bug is found, and prints the table of docs/faults.md. Most of
-// the time a search waits, so several go on at a time.
+// TestSeededBugs checks that each bug is found, and prints the table of docs/faults.md. Searches
+// mostly wait, so several run at a time.
 func TestSeededBugs(t *testing.T) {
 	tier.Full(t, "builds and a search for each bug; the gate keeps the rules, and TestEveryRuleIsNeeded")
 	shared := newSharedLabs(t, buggyController)
@@ -270,7 +270,7 @@ func TestSeededBugs(t *testing.T) {
 			}
 			assert.NoError(t, err)
 			l = l.With(bugs.Variable + "=" + b.bug)
-			l.DecidesOtherwise = true
+			l.PolicyDiffers = true
 			r, err := b.find(t.Context(), l)
 			assert.NoError(t, err)
 			defer removeKept(r.Violations)
@@ -280,19 +280,19 @@ func TestSeededBugs(t *testing.T) {
 	}
 }
 
-// check checks what was found of a bug.
+// check checks the result of the search for a bug.
 func (b seededBug) check(t *testing.T, r lab.Result) {
 	t.Helper()
 	assert.Require(t, len(r.Violations) != 0, "not found in %d runs", r.Runs)
 	for _, v := range r.Violations {
 		assert.True(t, v.History != "" || slices.Contains(undecided, b.bug), "no decisions are shown of %s", v)
 	}
-	assert.True(t, b.rule == "" || isFoundBy(r, b.rule), "no case was found by %s alone: %v", b.rule, r.Violations)
+	assert.True(t, b.rule == "" || isFoundBy(r, b.rule), "no case breaks only %s: %v", b.rule, r.Violations)
 	t.Logf("found after %d runs: %s", r.Runs, r.Violations[0])
 	t.Log(r.Violations[0].History)
 }
 
-// isFoundBy reports whether some case breaks one rule and no other. Another case may break more, by
+// isFoundBy reports whether some case breaks only this rule. Other cases may break more rules by
 // chance.
 func isFoundBy(r lab.Result, rule string) bool {
 	broken := map[string]lab.Result{}
@@ -309,7 +309,7 @@ func isFoundBy(r lab.Result, rule string) bool {
 	return false
 }
 
-// brokenRules returns each rule that was broken once.
+// brokenRules returns all broken rules without duplicates.
 func brokenRules(r lab.Result) (all []string) {
 	for _, v := range r.Violations {
 		all = append(all, string(v.Rule))
@@ -330,7 +330,7 @@ func printFound(found []lab.Result) {
 	_ = table.Flush()
 }
 
-// removeKept removes what violations have left for replay.
+// removeKept removes the files that are kept for a replay of violations.
 func removeKept(all []lab.Violation) {
 	for _, v := range all {
 		if filepath.IsAbs(v.Case) {

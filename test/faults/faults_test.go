@@ -27,7 +27,7 @@ var (
 	sizeFlag = flag.String("size", "", "how much is explored: short, default, full, exhaustive or soak; short in the gate and default in the full tier, unless it is set")
 )
 
-// size is how much is explored.
+// size is how many cases are explored.
 var size lab.Size
 
 func TestMain(m *testing.M) {
@@ -56,11 +56,11 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// faultsController is a controller with crash points.
+// faultsController builds a controller with crash points.
 var faultsController = sync.OnceValues(func() (string, error) { return buildController("faults", "-tags=faults") })
 
-// plainController is a controller as users get it: that beside the program drover, which make build
-// has built, or one that is built now.
+// plainController returns the controller that users get: the program beside drover, from make build,
+// or else a new build.
 var plainController = sync.OnceValues(func() (string, error) {
 	drover, err := framework.DroverBinary()
 	if err != nil {
@@ -104,9 +104,9 @@ func newSharedLabs(t *testing.T, build func() (string, error)) sharedLabs {
 	}
 }
 
-// TestFaults explores every kind of fault and prints the table: each row at once, so that it is
-// there if a later kind takes too long, and all rows in the end. Most kinds wait most of the
-// time, so several are explored at a time, after those that measure.
+// TestFaults explores every kind of fault and prints the table: each row at once, in case a later
+// kind takes too long, and all rows at the end. Most kinds mostly wait, so several are explored at a
+// time, after the kinds that measure.
 func TestFaults(t *testing.T) {
 	explored := make([]*lab.Result, len(kinds))
 	t.Cleanup(func() { printTable(explored) })
@@ -137,7 +137,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// printing keeps the lines of a kind together.
+// printing is held while the lines of a kind are printed.
 var printing sync.Mutex
 
 func printResult(kind string, r lab.Result) {
@@ -186,8 +186,8 @@ func explore(ctx context.Context, k lab.Kind, l *lab.Lab) (lab.Result, error) {
 	return r, err
 }
 
-// TestNoTraceInNormalBuild checks that the programs of users are without crash points, unlike a controller with
-// them.
+// TestNoTraceInNormalBuild checks that the programs of users contain no crash points, and that the check finds
+// them in faultsController.
 func TestNoTraceInNormalBuild(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

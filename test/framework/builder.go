@@ -27,8 +27,8 @@ import (
 // VMBuilder makes VirtualMachines for tests.
 type VMBuilder struct{ vm api.VirtualMachine }
 
-// NewVM returns a builder of a valid VirtualMachine in namespace default: two CPUs, 4 GB,
-// on.
+// NewVM returns a builder of a valid VirtualMachine in namespace default that is switched
+// on and has two CPUs and 4 GB.
 func NewVM(name string) *VMBuilder {
 	b := &VMBuilder{}
 	b.vm.Name, b.vm.Namespace = name, metav1.NamespaceDefault
@@ -56,10 +56,10 @@ func (b *VMBuilder) DeletionTimestamp(deleted time.Time) *VMBuilder {
 	return b
 }
 
-// Bound adds the finalizer and the binding.
-func (b *VMBuilder) Bound(driverName string) *VMBuilder {
+// Bound adds the finalizer and the binding annotation.
+func (b *VMBuilder) Bound(binding string) *VMBuilder {
 	b.vm.Finalizers = append(b.vm.Finalizers, api.FinalizerServer)
-	metav1.SetMetaDataAnnotation(&b.vm.ObjectMeta, api.AnnotationBound, driverName)
+	metav1.SetMetaDataAnnotation(&b.vm.ObjectMeta, api.AnnotationBound, binding)
 	return b
 }
 
@@ -201,13 +201,13 @@ func FormatStatus(vm *api.VirtualMachine) string {
 	return string(text)
 }
 
-// conflictBackoff is for changes while a controller writes too: each of its writes may come
-// in between, and the backoff of client-go gives up after the fourth.
+// conflictBackoff is for changes while a controller writes the same object: each of its
+// writes may cause a conflict, and client-go's default backoff gives up after the fourth.
 var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1, Jitter: 1, Steps: 500}
 
 // RetryOnConflict calls change, which reads and writes an object, until there is no conflict.
 func RetryOnConflict(change func() error) (err error) {
-	_ = retry.RetryOnConflict(conflictBackoff, func() error { // which drops errors of a context
+	_ = retry.RetryOnConflict(conflictBackoff, func() error { // its result lacks errors of a context
 		err = change()
 		return err
 	})

@@ -26,8 +26,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// SignUser returns a connection as the user of that name, with a client certificate of the CA
-// of `drover up` that is valid until then.
+// SignUser returns a connection as the named user, with a client certificate that the CA of
+// `drover up` signs and that expires at until.
 func (c *Cluster) SignUser(t testing.TB, name string, until time.Time) *rest.Config {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(c.DataDir, "pki", "ca.pem"))
@@ -59,11 +59,11 @@ func WriteServerCertificate(dir string) (ca []byte, err error) {
 	return certificate, nil
 }
 
-// SignCertificate returns a client certificate and its key, in PEM. Without a CA it is signed
-// by itself.
+// SignCertificate returns a client certificate and its key, in PEM. Without a CA the
+// certificate is self-signed.
 func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certificate, caKey any) (certificate, key []byte) {
 	t.Helper()
-	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	newKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	assert.NoError(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
@@ -71,15 +71,15 @@ func SignCertificate(t testing.TB, name string, until time.Time, ca *x509.Certif
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if ca == nil {
-		ca, caKey = template, own
+		ca, caKey = template, newKey
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca, own.Public(), caKey)
+	der, err := x509.CreateCertificate(rand.Reader, template, ca, newKey.Public(), caKey)
 	assert.NoError(t, err)
-	made, err := x509.ParseCertificate(der)
+	certificateToEncode, err := x509.ParseCertificate(der)
 	assert.NoError(t, err)
-	certificate, err = certutil.EncodeCertificates(made)
+	certificate, err = certutil.EncodeCertificates(certificateToEncode)
 	assert.NoError(t, err)
-	key, err = keyutil.MarshalPrivateKeyToPEM(own)
+	key, err = keyutil.MarshalPrivateKeyToPEM(newKey)
 	assert.NoError(t, err)
 	return certificate, key
 }
@@ -91,8 +91,8 @@ func earlierOf(a, b time.Time) time.Time {
 	return b
 }
 
-// TrustTestServers makes this process trust the web servers of tests, which all have the same certificate,
-// and no others. It has to be called before the process speaks TLS, thus in TestMain.
+// TrustTestServers makes this process trust only the certificate that all servers of httptest have. It has
+// to be called before the process first uses TLS, thus in TestMain.
 func TrustTestServers() (remove func(), err error) {
 	server := httptest.NewTLSServer(nil)
 	server.Close()

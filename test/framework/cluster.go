@@ -44,14 +44,14 @@ type Cluster struct {
 	process *childProcess
 }
 
-// ClusterOptions say how a cluster differs from the default: a temporary data dir on
-// a free port, without the controller and without waiting for the disk.
+// ClusterOptions say how a cluster differs from the default: a temporary data dir, a
+// free port, no controller, and an etcd that does not sync its writes.
 type ClusterOptions struct {
 	// DataDir is used and kept; empty means a temporary one.
 	DataDir string
 	// WithController runs Drover's controller too.
 	WithController bool
-	// Durable makes etcd wait for the disk, as users' clusters do.
+	// Durable makes etcd sync its writes to the disk, as users' clusters do.
 	Durable bool
 	// Args are further flags of `drover up`.
 	Args []string
@@ -74,12 +74,12 @@ func StartCluster(t testing.TB, opts ClusterOptions) *Cluster {
 	return c
 }
 
-// RunTests runs a package's tests with one cluster that they share; get it with the
-// pointer, which is set before the first test runs:
+// RunTests runs a package's tests with one cluster that they share. It sets the pointer
+// to the cluster before the first test runs:
 //
 //	var cluster *framework.Cluster
 //
-//	func TestMain(m *testing.M) { os.Exit(framework.Main(m, &cluster, framework.ClusterOptions{})) }
+//	func TestMain(m *testing.M) { os.Exit(framework.RunTests(m, &cluster, framework.ClusterOptions{})) }
 func RunTests(m *testing.M, shared **Cluster, opts ClusterOptions) int {
 	c, err := NewCluster(opts)
 	if err != nil {
@@ -134,9 +134,9 @@ func (c *Cluster) setDefaults() error {
 	return err
 }
 
-// Start starts a cluster that was stopped or killed and waits until it is ready. At
-// most maxStarts do so at a time on this host. A start that was too slow for a limit of
-// drover up is tried once more, which nothing else in tests is.
+// Start starts a cluster that was stopped or killed and waits until it is ready. At most
+// maxStarts clusters start at a time on this host. If drover up was not ready within its
+// time limit, Start tries once more. This is the only retry in tests.
 func (c *Cluster) Start() error {
 	if c.process != nil && !c.process.hasEnded() {
 		return errors.New("drover up is running already")
@@ -154,7 +154,7 @@ func (c *Cluster) Start() error {
 }
 
 func (c *Cluster) tryStart() error {
-	// The file of a killed cluster proves nothing about the new one.
+	// A cluster that was killed has left its file.
 	if err := os.Remove(c.readyFile()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -174,8 +174,8 @@ func (c *Cluster) tryStart() error {
 
 func (c *Cluster) readyFile() string { return filepath.Join(c.DataDir, "run", "ready") }
 
-// waitUntilReady returns an error if the program ends first, as it does when one of its parts is
-// not ready in time.
+// waitUntilReady returns an error if the program ends first, as drover up does when one of its
+// components is not ready in time.
 func (c *Cluster) waitUntilReady() error {
 	ended := false
 	err := assert.Poll(context.Background(), "drover up is ready", func() error {
@@ -191,8 +191,8 @@ func (c *Cluster) waitUntilReady() error {
 	return err
 }
 
-// Stop ends the cluster as Ctrl-C does. Its data stays for Start. It returns an
-// error if the cluster did not end cleanly.
+// Stop ends the cluster by SIGTERM and keeps its data for Start. It returns an error
+// if the cluster did not end cleanly.
 func (c *Cluster) Stop() error {
 	if err := c.process.stopBySignal(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("stop drover up: %w; it printed:\n%s", err, c.Output())
@@ -200,14 +200,13 @@ func (c *Cluster) Stop() error {
 	return nil
 }
 
-// Interrupt ends the cluster as Ctrl-C does, and returns how it ended.
+// Interrupt ends the cluster by SIGINT, and returns how it ended.
 func (c *Cluster) Interrupt() error { return c.process.stopBySignal(syscall.SIGINT) }
 
-// Kill ends the cluster as a crash does. Its data stays for Start.
-func (c *Cluster) Kill() error { return c.process.killTree() }
+// Kill ends the cluster as a crash does, and keeps its data for Start.
+func (c *Cluster) Kill() error { return c.process.kill() }
 
-// Close stops the cluster, if it runs, and removes its data if that was
-// temporary.
+// Close stops the cluster, if it runs, and removes its data dir if the dir is temporary.
 func (c *Cluster) Close() error {
 	var err error
 	if c.process != nil && !c.process.hasEnded() {
@@ -222,11 +221,11 @@ func (c *Cluster) Close() error {
 // PID of the running `drover up`.
 func (c *Cluster) PID() int { return c.process.pid }
 
-// Output returns what it printed so far, over all starts.
+// Output returns what drover up has printed so far, in all starts.
 func (c *Cluster) Output() string { return c.output.String() }
 
-// DroverBinary is the program that clusters run: DROVER_BIN if that is set, else bin/drover of
-// this checkout, which make build builds.
+// DroverBinary returns the path of the program that clusters run: DROVER_BIN if it is set, else
+// bin/drover of this checkout, which make build builds.
 func DroverBinary() (string, error) {
 	if binary := os.Getenv("DROVER_BIN"); binary != "" {
 		return binary, nil
@@ -248,7 +247,7 @@ func BuildProgram(binary, pkg string, flags ...string) error {
 	return buildBinary(binary, "cloudnative.tw/drover/"+pkg, nil, flags...)
 }
 
-// ReadMachine returns the drover-machine that make build has made.
+// ReadMachine returns the content of bin/drover-machine, which make build builds.
 func ReadMachine() ([]byte, error) {
 	root, err := RepositoryRoot()
 	if err != nil {
@@ -257,7 +256,7 @@ func ReadMachine() ([]byte, error) {
 	return os.ReadFile(filepath.Join(root, "bin", "drover-machine")) // #nosec -- of the checkout
 }
 
-// BuildController builds drover-controller, and drover-machine beside it, with further flags of go build for both.
+// BuildController builds drover-controller, and drover-machine in the same folder, with further flags of go build for both.
 func BuildController(binary string, flags ...string) error {
 	if err := BuildProgram(binary, "cmd/drover-controller", flags...); err != nil {
 		return err
@@ -265,7 +264,7 @@ func BuildController(binary string, flags ...string) error {
 	return buildBinary(filepath.Join(filepath.Dir(binary), "drover-machine"), "cloudnative.tw/drover/cmd/drover-machine", []string{"CGO_ENABLED=0"}, flags...)
 }
 
-// BuildStatic is BuildProgram for one that needs no libraries, such as a guest's.
+// BuildStatic is BuildProgram for a statically linked program, such as one for a guest.
 func BuildStatic(binary, pkg string) error {
 	return buildBinary(binary, "cloudnative.tw/drover/"+pkg, []string{"CGO_ENABLED=0"})
 }
@@ -273,9 +272,9 @@ func BuildStatic(binary, pkg string) error {
 // BuildMachine builds drover-machine, a static program as make build makes it.
 func BuildMachine(binary string) error { return BuildStatic(binary, "cmd/drover-machine") }
 
-// buildBinary builds a program of the checkout, with variables on top of the
-// environment. It is linked into the folder that hack/cache.sh prints, where go links it again only
-// if it would differ, and copied from there. One of several callers builds while the others wait.
+// buildBinary builds a package with further environment variables. It builds in the folder that
+// hack/cache.sh prints, where go links again only what has changed, and copies the program from
+// there. Of several concurrent callers one builds and the others wait.
 func buildBinary(binary, pkg string, env []string, flags ...string) error {
 	root, err := RepositoryRoot()
 	if err != nil {
@@ -283,24 +282,24 @@ func buildBinary(binary, pkg string, env []string, flags ...string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), buildTimeout)
 	defer cancel()
-	cache, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "cache.sh")).Output()
+	cacheDir, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "cache.sh")).Output()
 	if err != nil {
 		return fmt.Errorf("hack/cache.sh: %w", err)
 	}
 	sum := sha256.Sum256(fmt.Appendln(nil, pkg, env, flags))
-	kept := filepath.Join(strings.TrimSpace(string(cache)), "programs", hex.EncodeToString(sum[:6]))
-	unlock, err := filelock.Lock(kept + ".lock")
+	cached := filepath.Join(strings.TrimSpace(string(cacheDir)), "programs", hex.EncodeToString(sum[:6]))
+	unlock, err := filelock.Lock(cached + ".lock")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", kept}, flags...)
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", cached}, flags...)
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir, cmd.Env = root, append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
 	}
-	content, err := os.ReadFile(kept) // #nosec -- just built
+	content, err := os.ReadFile(cached) // #nosec -- just built
 	if err != nil {
 		return err
 	}

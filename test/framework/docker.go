@@ -53,9 +53,9 @@ var (
 	GuestFailing = ImageName("failing")
 )
 
-// runEnv names the run of the tests that this process belongs to, if it belongs to one: test/suite
-// sets it. Images of a run have different names and runLabel, which containers inherit, so that two
-// runs do not see each other's.
+// runEnv is the variable in which test/suite passes the name of a run of tests to their processes. Each
+// run has separate names of images and a separate value of runLabel, which containers inherit from their
+// image, so that two runs do not see each other's images and containers.
 const (
 	runEnv   = "DROVER_TEST_RUN"
 	runLabel = "cloudnative.tw/test-run"
@@ -66,14 +66,14 @@ func ImageName(tag string) string { return cmp.Or(os.Getenv(runEnv), "drover-tes
 
 var guestEnvironment = map[string]string{GuestPlain: "", GuestOther: "OTHER=1", GuestStubborn: "IGNORE_TERM=1", GuestFailing: "EXIT_CODE=3"}
 
-// guestLabel is the label for the build of the guest in an image.
+// guestLabel is the label that identifies the build of the guest in an image.
 const guestLabel = "cloudnative.tw/test-guest"
 
-// imageTimeout bounds the creation of all images.
-const imageTimeout = 5 * time.Minute
+// imageTimeout bounds the creation of all images, and the build of a guest, which fetches a kernel at first.
+const imageTimeout = 15 * time.Minute
 
-// DockerClient returns a client of the engine that DOCKER_HOST names, with the
-// guest's images in it.
+// DockerClient returns a client of the engine that DOCKER_HOST names, after it has
+// imported the guest's images.
 func DockerClient(t testing.TB) *client.Client {
 	t.Helper()
 	c, err := OpenDockerClient()
@@ -81,7 +81,7 @@ func DockerClient(t testing.TB) *client.Client {
 	return c
 }
 
-// OpenDockerClient is Docker for a TestMain.
+// OpenDockerClient is DockerClient for a TestMain.
 func OpenDockerClient() (*client.Client, error) {
 	c, err := newDockerClient()
 	if err != nil {
@@ -100,8 +100,8 @@ var newDockerClient = sync.OnceValues(func() (*client.Client, error) {
 	return c, ImportGuests(ctx, c)
 })
 
-// PauseContainer pauses a container behind Drover's back. It repeats what runc refuses while
-// the container starts processes on a busy host: under cgroup v1 they are not frozen in time.
+// PauseContainer pauses a container without Drover. It tries again when runc cannot freeze the
+// container in time, which happens under cgroup v1 while it starts processes on a busy host.
 func PauseContainer(ctx context.Context, c *client.Client, id string) error {
 	var refusal error
 	err := assert.Poll(ctx, "the container is paused", func() error {
@@ -114,7 +114,7 @@ func PauseContainer(ctx context.Context, c *client.Client, id string) error {
 	return cmp.Or(err, refusal)
 }
 
-// ImportGuests puts the guests' images into an engine.
+// ImportGuests imports the guests' images into an engine.
 func ImportGuests(ctx context.Context, c *client.Client) error {
 	rootfs, err := GuestArchive()
 	if err != nil {
@@ -132,8 +132,8 @@ func ImportGuests(ctx context.Context, c *client.Client) error {
 	return nil
 }
 
-// SSHGuest puts the image of hack/ssh-guest.sh into the Docker engine, and returns its name.
-// User ann may log in with a key of /home/ann/.ssh/authorized_keys.
+// SSHGuest imports the image of hack/ssh-guest.sh into the Docker engine, and returns its name.
+// User ann may log in with a key in /home/ann/.ssh/authorized_keys.
 func SSHGuest(t testing.TB) string {
 	t.Helper()
 	image := ImageName("ssh")
@@ -150,7 +150,7 @@ func SSHGuest(t testing.TB) string {
 	return image
 }
 
-// GuestArchive returns a tar archive of the guest's file system, the same one for the same source.
+// GuestArchive returns a tar archive of the demo guest's file system. Its bytes depend only on the source.
 var GuestArchive = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "drover-guest-")
 	if err != nil {
@@ -177,7 +177,7 @@ var GuestArchive = sync.OnceValues(func() ([]byte, error) {
 	return archive.Bytes(), err
 })
 
-// ImportImage creates an image, unless an earlier run has created the same one.
+// ImportImage creates an image, unless it exists with the same root file system.
 func ImportImage(ctx context.Context, c *client.Client, rootfs []byte, image string, changes ...string) error {
 	sum := sha256.Sum256(rootfs)
 	build := hex.EncodeToString(sum[:8])
@@ -201,12 +201,12 @@ func ImportImage(ctx context.Context, c *client.Client, rootfs []byte, image str
 	return err
 }
 
-// BuildLayers builds an image of a layer that has a shell, with a further layer for each command, and returns all
-// layers as Docker saves them. Nothing is left of the image.
+// BuildLayers builds an image of the layer base, which has a shell, and a further layer for each command. It
+// returns all layers as Docker saves them, and removes the image.
 func BuildLayers(t testing.TB, base []byte, commands ...string) (layers [][]byte) {
 	t.Helper()
 	c, ctx := DockerClient(t), t.Context()
-	tag := ImageName(fmt.Sprintf("built-%d-%d", os.Getpid(), exports.Add(1)))
+	tag := ImageName(fmt.Sprintf("built-%d-%d", os.Getpid(), temporaryImages.Add(1)))
 	file := "FROM scratch\nADD base.tar /\nENV PATH=/bin\nRUN " + strings.Join(commands, "\nRUN ") + "\n"
 	var files bytes.Buffer
 	w := tar.NewWriter(&files)
@@ -242,17 +242,17 @@ func BuildLayers(t testing.TB, base []byte, commands ...string) (layers [][]byte
 	return layers
 }
 
-// exports counts the images that are in the engine for a moment.
-var exports atomic.Int64
+// temporaryImages counts the images that were built or loaded, for unique names.
+var temporaryImages atomic.Int64
 
-// ExportLayers returns the archive of all files that a container of an image of layers has. Nothing is left of both. The
-// error is the engine's if it does not take the image.
+// ExportLayers makes a container of an image with the given layers and returns an archive of its files. It removes
+// both. The error, if any, says why the engine does not load the image.
 func ExportLayers(t testing.TB, layers ...[]byte) ([]byte, error) {
 	t.Helper()
 	c, ctx := DockerClient(t), t.Context()
-	tag, err := name.NewTag(ImageName(fmt.Sprintf("exported-%d-%d", os.Getpid(), exports.Add(1))))
+	tag, err := name.NewTag(ImageName(fmt.Sprintf("exported-%d-%d", os.Getpid(), temporaryImages.Add(1))))
 	assert.NoError(t, err)
-	// The label gives the image an ID of which no other test removes the last tag.
+	// The label makes the image's ID unique, so that no other test removes the image.
 	image, err := LayersImage(v1.Config{Entrypoint: []string{"/none"}, Labels: map[string]string{"exported": tag.Name()}}, layers...)
 	assert.NoError(t, err)
 	var archive bytes.Buffer
@@ -279,8 +279,8 @@ func ExportLayers(t testing.TB, layers ...[]byte) ([]byte, error) {
 	return content, nil
 }
 
-// RunInContainer pulls an image from a registry of this host, runs a command of it that may mount
-// file systems, and returns what it prints. Nothing is left of both.
+// RunInContainer pulls an image from a registry on this host, runs a command in a container that may
+// mount file systems, and returns what it prints. It removes the image and the container.
 func RunInContainer(t testing.TB, image string, command ...string) []byte {
 	t.Helper()
 	c, ctx := DockerClient(t), t.Context()
@@ -312,25 +312,25 @@ func RunInContainer(t testing.TB, image string, command ...string) []byte {
 	return out.Bytes()
 }
 
-// NewRegistry starts a registry of images and returns its host. Unless around is nil, what it returns answers the
-// requests.
-func NewRegistry(t testing.TB, around func(http.Handler) http.Handler) (host string) {
+// NewRegistry starts a registry of images and returns its host. If wrap is not nil, the handler that it returns
+// answers the requests.
+func NewRegistry(t testing.TB, wrap func(http.Handler) http.Handler) (host string) {
 	t.Helper()
-	server := StartRegistry(around)
+	server := StartRegistry(wrap)
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
 }
 
-// StartRegistry starts the registry of NewRegistry. The caller must Close it.
-func StartRegistry(around func(http.Handler) http.Handler) *httptest.Server {
+// StartRegistry is NewRegistry for callers outside tests. The caller must Close the registry.
+func StartRegistry(wrap func(http.Handler) http.Handler) *httptest.Server {
 	handler := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	if around != nil {
-		handler = around(handler)
+	if wrap != nil {
+		handler = wrap(handler)
 	}
 	return httptest.NewServer(handler)
 }
 
-// StartRegistryOf starts a registry that has one image, and returns the image's reference too. The caller must Close it.
+// StartRegistryOf starts a registry with one image, and returns the image's reference too. The caller must Close the registry.
 func StartRegistryOf(image v1.Image) (server *httptest.Server, reference string, err error) {
 	server = StartRegistry(nil)
 	reference = server.Listener.Addr().String() + "/image:1"
@@ -341,7 +341,7 @@ func StartRegistryOf(image v1.Image) (server *httptest.Server, reference string,
 	return server, reference, nil
 }
 
-// PushImage gives a reference an image.
+// PushImage pushes an image to a reference.
 func PushImage(t testing.TB, reference string, image v1.Image) {
 	t.Helper()
 	assert.NoError(t, writeImage(reference, image))
@@ -355,7 +355,7 @@ func writeImage(reference string, image v1.Image) error {
 	return remote.Write(ref, image)
 }
 
-// TarOf returns an archive of one file.
+// TarOf returns a tar archive with one file.
 func TarOf(t testing.TB, path string, content []byte) []byte {
 	t.Helper()
 	archive, err := MakeTar(path, content)
@@ -363,7 +363,7 @@ func TarOf(t testing.TB, path string, content []byte) []byte {
 	return archive
 }
 
-// MakeTar makes the archive of TarOf.
+// MakeTar is TarOf for callers outside tests: it returns the error.
 func MakeTar(path string, content []byte) ([]byte, error) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
@@ -372,7 +372,7 @@ func MakeTar(path string, content []byte) ([]byte, error) {
 	return archive.Bytes(), errors.Join(err, writeErr, w.Close())
 }
 
-// busyBoxNames are the programs of an image of BusyBoxImage.
+// busyBoxNames are the commands in the image of BusyBoxImage.
 var busyBoxNames = strings.Fields("sh ash cat echo env hostname httpd id ip kill ls mkdir mount nc pwd rm sleep stat stty tar test touch true false tty wget df head wc")
 
 // BusyBoxImage returns a container image with BusyBox, a user ann of the groups ann and staff, and the given configuration.
@@ -383,7 +383,7 @@ func BusyBoxImage(t testing.TB, config v1.Config) v1.Image {
 	return image
 }
 
-// MakeBusyBoxImage makes the image of BusyBoxImage.
+// MakeBusyBoxImage is BusyBoxImage for callers outside tests: it returns the error.
 func MakeBusyBoxImage(ctx context.Context, config v1.Config) (v1.Image, error) {
 	layer, err := BusyBoxLayer(ctx)
 	if err != nil {
@@ -392,7 +392,7 @@ func MakeBusyBoxImage(ctx context.Context, config v1.Config) (v1.Image, error) {
 	return LayersImage(config, layer)
 }
 
-// BusyBox returns the program.
+// BusyBox returns the content of the program that hack/busybox.sh fetches.
 func BusyBox(ctx context.Context) ([]byte, error) {
 	root, err := RepositoryRoot()
 	if err != nil {
@@ -405,7 +405,7 @@ func BusyBox(ctx context.Context) ([]byte, error) {
 	return os.ReadFile(strings.TrimSpace(string(path)))
 }
 
-// BusyBoxLayer returns the only layer of that image.
+// BusyBoxLayer returns the only layer of BusyBoxImage.
 func BusyBoxLayer(ctx context.Context) ([]byte, error) {
 	program, err := BusyBox(ctx)
 	if err != nil {
@@ -432,7 +432,7 @@ func BusyBoxLayer(ctx context.Context) ([]byte, error) {
 	return archive.Bytes(), errors.Join(append(errs, w.Close())...)
 }
 
-// LayersImage returns a container image of layers, which are archives, and of the given configuration.
+// LayersImage returns a container image with the given configuration and layers, which are tar archives.
 func LayersImage(config v1.Config, layers ...[]byte) (v1.Image, error) {
 	image := empty.Image
 	for _, archive := range layers {

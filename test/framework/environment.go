@@ -19,8 +19,8 @@ import (
 	typed "cloudnative.tw/drover/client/clientset/versioned/typed/cloudnative/v1alpha1"
 )
 
-// Environment is an API server and its clients. Each environment of tests has one: testenv adds
-// engines and a controller, lab adds replicas among which faults occur, bench adds a report.
+// Environment is an API server and its clients. The environments of other packages embed it: testenv
+// adds engines and a controller, lab adds replicas and faults, bench adds a report.
 type Environment struct {
 	*Cluster
 	VMClient   versioned.Interface
@@ -40,7 +40,7 @@ func NewEnvironment(opts ClusterOptions) (*Environment, error) {
 	return env, nil
 }
 
-// OpenEnvironment uses an API server that runs.
+// OpenEnvironment returns an environment of an API server that is running.
 func OpenEnvironment(cluster *Cluster) (env *Environment, err error) {
 	env = &Environment{Cluster: cluster}
 	if env.VMClient, err = versioned.NewForConfig(rest.CopyConfig(cluster.Config)); err != nil {
@@ -75,7 +75,7 @@ func (env *Environment) ReadAPIMetrics(ctx context.Context) (Metrics, error) {
 	return env.KubeClient.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 }
 
-// VMs are the VMs of a namespace, which can be changed and deleted as a user does.
+// VMs changes and deletes the VMs of a namespace as a user does.
 type VMs struct{ typed.VirtualMachineInterface }
 
 // VMsIn returns the VMs of a namespace.
@@ -83,7 +83,7 @@ func (env *Environment) VMsIn(ns string) VMs {
 	return VMs{env.VMClient.CloudnativeV1alpha1().VirtualMachines(ns)}
 }
 
-// Change changes a VM and returns it as written. It does so again after a conflict.
+// Change changes a VM and returns it as written. It tries again after a conflict.
 func (v VMs) Change(ctx context.Context, name string, change func(*api.VirtualMachine)) (written *api.VirtualMachine, err error) {
 	err = RetryOnConflict(func() error {
 		vm, err := v.Get(ctx, name, metav1.GetOptions{})
@@ -97,7 +97,7 @@ func (v VMs) Change(ctx context.Context, name string, change func(*api.VirtualMa
 	return written, err
 }
 
-// Remove requests the deletion of a VM, which may be gone.
+// Remove requests the deletion of a VM. It succeeds if the VM does not exist.
 func (v VMs) Remove(ctx context.Context, name string) error {
 	return client.IgnoreNotFound(v.Delete(ctx, name, metav1.DeleteOptions{}))
 }

@@ -42,7 +42,7 @@ func ReadFile(t testing.TB, path string) string {
 	return string(content)
 }
 
-// EditJSON changes a file of JSON like an editor that writes a new one and moves it into place.
+// EditJSON changes a JSON file as editors do: it writes a new file and renames it to the old name.
 func EditJSON[T any](t testing.TB, path string, change func(*T)) {
 	t.Helper()
 	var v T
@@ -64,7 +64,7 @@ func Listen(t testing.TB, network, address string) net.Listener {
 // PortOf returns the port of a listener.
 func PortOf(l net.Listener) int32 { return int32(l.Addr().(*net.TCPAddr).Port) } //nolint:gosec // 16 bits
 
-// SocketPair returns two connected stream sockets of Unix: one as a file, to be passed on and closed, and one as a
+// SocketPair returns two connected Unix stream sockets: a file, which the caller passes to a process and closes, and a
 // connection, which is closed after the test.
 func SocketPair(t testing.TB) (file *os.File, conn *net.UnixConn) {
 	t.Helper()
@@ -73,7 +73,7 @@ func SocketPair(t testing.TB) (file *os.File, conn *net.UnixConn) {
 	return os.NewFile(uintptr(fds[0]), "socket"), connOf(t, os.NewFile(uintptr(fds[1]), "socket"))
 }
 
-// ConnPair returns two connected connections of Unix sockets, which are closed after the test.
+// ConnPair returns both ends of a connection by Unix sockets, which are closed after the test.
 func ConnPair(t testing.TB) (here, there *net.UnixConn) {
 	t.Helper()
 	file, there := SocketPair(t)
@@ -88,20 +88,21 @@ func connOf(t testing.TB, socket *os.File) *net.UnixConn {
 	return conn.(*net.UnixConn)
 }
 
-// Network is a network namespace, as a pod has one, that this host reaches at an address.
+// Network is a network namespace, like a pod's, and the address at which this host reaches it.
 type Network struct {
 	Name, Address string
 
 	index int
 }
 
-// networks are the numbers of the networks of this process.
+// networks has the indexes that networks of this process use.
 var networks struct {
 	sync.Mutex
 	used [64]bool
 }
 
-// NewNetwork makes a network that goes with a test. Each package has another second byte for its addresses, 18 or 19.
+// NewNetwork makes a network and removes it after the test. second is the second byte of its addresses, 18 or 19. Packages
+// whose tests run at the same time use different ones.
 func NewNetwork(t testing.TB, second int) (name, address string) {
 	t.Helper()
 	RequireRoot(t, "make a network namespace")
@@ -111,7 +112,7 @@ func NewNetwork(t testing.TB, second int) (name, address string) {
 	return n.Name, n.Address
 }
 
-// OpenNetwork makes a network that the caller must Close, of which a process can have 63.
+// OpenNetwork makes a network that the caller must Close. A process can have 63 networks.
 func OpenNetwork(ctx context.Context, second int) (n Network, err error) {
 	taken, err := net.InterfaceAddrs()
 	if err != nil {
@@ -121,7 +122,7 @@ func OpenNetwork(ctx context.Context, second int) (n Network, err error) {
 	at := func(last int) string { return fmt.Sprintf("198.%d.%d.%d", second, pid%256, 4*n.index+last) }
 	networks.Lock()
 	for n.index = 1; n.index < len(networks.used); n.index++ {
-		// Another process with such a number may have one, or have been killed before it removed it.
+		// Another process whose PID has the same last byte may use the address, or have left it when it was killed.
 		isTaken := slices.ContainsFunc(taken, func(a net.Addr) bool { return a.String() == at(1)+"/30" })
 		if !networks.used[n.index] && !isTaken {
 			networks.used[n.index] = true
@@ -150,7 +151,7 @@ func OpenNetwork(ctx context.Context, second int) (n Network, err error) {
 
 // Close removes the network. Its processes must have ended.
 func (n Network) Close(ctx context.Context) error {
-	// The end of the link is removed at once, and the namespace some time after its last process.
+	// The link is removed at once, but the namespace only some time after its last process has ended.
 	_ = exec.CommandContext(ctx, "ip", "link", "del", n.Name+"h").Run()
 	err := exec.CommandContext(ctx, "ip", "netns", "del", n.Name).Run()
 	networks.Lock()
@@ -159,8 +160,8 @@ func (n Network) Close(ctx context.Context) error {
 	return err
 }
 
-// tryLock takes a lock that a user's tests share on this host, in whatever checkout and TMPDIR. It
-// returns nil if another has it.
+// tryLock takes a lock that all tests of this user share on this host, whatever their checkout and
+// TMPDIR. It returns nil if another process has the lock.
 func tryLock(name string) (unlock func(), err error) {
 	dir := fmt.Sprintf("/tmp/.drover-test-locks-%d", os.Getuid())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -171,10 +172,10 @@ func tryLock(name string) (unlock func(), err error) {
 
 var leases struct {
 	sync.Mutex
-	all []func() // a lock that nothing refers to is lost
+	all []func() // keeps the garbage collector from closing the files, which would end the locks
 }
 
-// leaseName takes a lock until this process ends, and reports whether it was free.
+// leaseName takes a lock until this process ends, and reports whether the lock was free.
 func leaseName(name string) (bool, error) {
 	unlock, err := tryLock(name)
 	if unlock == nil {
@@ -186,10 +187,10 @@ func leaseName(name string) (bool, error) {
 	return true, nil
 }
 
-// maxStarts is how many clusters start on this host at a time: more would take longer, all of them.
+// maxStarts is how many clusters start on this host at a time: with more, each start would take longer.
 const maxStarts = 2
 
-// lockStart waits until this process may start a cluster, and returns what to call when that is done.
+// lockStart waits until this process may start a cluster. The caller must call unlock after the start.
 func lockStart() (unlock func(), err error) {
 	err = assert.Poll(context.Background(), "a turn to start a cluster", func() error {
 		for n := range maxStarts {
@@ -197,16 +198,16 @@ func lockStart() (unlock func(), err error) {
 				return err
 			}
 		}
-		return fmt.Errorf("%d others start on this host", maxStarts)
+		return fmt.Errorf("%d other clusters are starting on this host", maxStarts)
 	})
 	return unlock, err
 }
 
-// ShortTempDir is t.TempDir for a folder that has sockets: their paths may have 107 bytes, and
-// t.TempDir spends many on the test's name.
+// ShortTempDir is t.TempDir for a folder with sockets: their paths are limited to 107 bytes, and
+// t.TempDir has the test's name in its path.
 func ShortTempDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "") //nolint:usetesting // t.TempDir has the test's name in it
+	dir, err := os.MkdirTemp("", "") //nolint:usetesting // t.TempDir is too long
 	if err == nil {
 		err = os.Chmod(dir, 0o755) // #nosec -- as t.TempDir has it: machines have different users
 	}
@@ -215,7 +216,7 @@ func ShortTempDir(t testing.TB) string {
 	return dir
 }
 
-// ListTree returns all files below a path with the attributes that a change of them changes.
+// ListTree returns all files below a path, each with its mode, size and modification time.
 func ListTree(t testing.TB, path string) []string {
 	t.Helper()
 	var all []string
@@ -243,17 +244,16 @@ func FreeAddress(t testing.TB) string {
 	return address
 }
 
-// FindFreeAddress is FreeAddress without a test.
+// FindFreeAddress is FreeAddress for callers outside tests: it returns the error.
 func FindFreeAddress(ctx context.Context) (string, error) {
 	port, err := findFreePort(ctx)
 	return fmt.Sprintf("127.0.0.1:%d", port), err
 }
 
-// FreePort returns a TCP port that is free now on all addresses, IPv4 and IPv6. Nothing
-// takes it until it is needed: outgoing connections and a Docker engine that chooses a port
-// use the range of ephemeral ports, which begins above, and other tests on this host lease
-// ports too, until their process ends. It is for programs that cannot say which port they
-// have got.
+// FreePort returns a TCP port that is free on all addresses, IPv4 and IPv6. Nothing else is
+// likely to use it: outgoing connections and Docker choose from the range of ephemeral ports,
+// which begins above 30,000, and other tests on this host lease their ports until their
+// process ends. It is for programs that cannot choose a port themselves and report it.
 func FreePort(t testing.TB) int32 {
 	t.Helper()
 	port, err := findFreePort(t.Context())
@@ -282,8 +282,8 @@ func findFreePort(ctx context.Context) (int32, error) {
 // plainUserID is the ID of a user who exists nowhere else.
 const plainUserID = 2100065800
 
-// PublicDir returns a folder for a program that machines' users execute: all users can
-// search it.
+// PublicDir returns a folder that all users can search, for programs that a machine's
+// user executes.
 func PublicDir(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -291,8 +291,8 @@ func PublicDir(t testing.TB) string {
 	return dir
 }
 
-// PublicProgram returns a program in a folder that all users can search: those above a checkout may be
-// closed to others, as root's home is.
+// PublicProgram links or copies a program into a folder that all users can search. They may not be able to
+// search the checkout's folder, for example if it is in root's home.
 func PublicProgram(t testing.TB, path string) string {
 	t.Helper()
 	public := filepath.Join(PublicDir(t), filepath.Base(path))
@@ -304,8 +304,8 @@ func PublicProgram(t testing.TB, path string) string {
 	return public
 }
 
-// PlainUser returns a user who is not root, for programs that root starts. It skips a test
-// that is not run by root: its user is plain already.
+// PlainUser returns a user who is not root, for programs that root starts. It skips the test
+// if the test itself is not run by root.
 func PlainUser(t testing.TB) *syscall.Credential {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -314,9 +314,9 @@ func PlainUser(t testing.TB) *syscall.Credential {
 	return &syscall.Credential{Uid: plainUserID, Gid: plainUserID}
 }
 
-// RunAsPlainUser runs some of a package's tests again, as a user who is not root: all of Test, and of
-// Test/A|B the subtests A and B. They find hack/ of the repository, and standalone/go.mod, which marks
-// its root.
+// RunAsPlainUser runs some of a package's tests again, as a user who is not root: "Test" with all its
+// subtests, or "Test/A|B" with the subtests A and B. The tests run in a folder with copies of hack/ and
+// standalone/go.mod, by which RepositoryRoot finds it.
 func RunAsPlainUser(t *testing.T, tests ...string) {
 	t.Helper()
 	runAsPlainUser(t, PlainUser(t), LinuxGuest{}, tests)
@@ -333,7 +333,7 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	t.Helper()
 	root, err := RepositoryRoot()
 	assert.NoError(t, err)
-	dir, err := os.MkdirTemp("", "drover-plain-") //nolint:usetesting // Sockets want short paths.
+	dir, err := os.MkdirTemp("", "drover-plain-") //nolint:usetesting // t.TempDir is too long for sockets
 	assert.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
 	work, program := filepath.Join(dir, "repository"), filepath.Join(dir, "test")
@@ -366,7 +366,7 @@ func runAsPlainUser(t *testing.T, user *syscall.Credential, guest LinuxGuest, te
 	}
 }
 
-// CopyFile copies a file, which only its owner may use.
+// CopyFile copies a file. Only the owner of the copy may use it.
 func CopyFile(source, target string) error {
 	content, err := os.ReadFile(source)
 	return errors.Join(err, writeProgram(target, content, 0o700))
@@ -375,15 +375,15 @@ func CopyFile(source, target string) error {
 // WriteProgram writes a program that can be started at once.
 func WriteProgram(path string, content []byte) error { return writeProgram(path, content, 0o755) }
 
-// writeProgram allows no fork while it writes: a child has the descriptor, open for writing, until its
-// exec, and as long the kernel refuses to execute the file (ETXTBSY).
+// writeProgram prevents forks while it writes: a forked child has a copy of the descriptor until it
+// calls exec, and until then the kernel refuses to execute the file (ETXTBSY).
 func writeProgram(path string, content []byte, mode os.FileMode) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(path, content, mode)
 }
 
-// ChownAll gives a folder and all in it to a user.
+// ChownAll changes the owner of a folder and everything in it.
 func ChownAll(dir string, user *syscall.Credential) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestLeasedPortsDiffer checks that no port is given twice, even while no process listens on it.
+// TestLeasedPortsDiffer checks that no port is leased twice, even while no process listens on it.
 func TestLeasedPortsDiffer(t *testing.T) {
 	t.Parallel()
 	seen := map[int32]bool{}
 	for range 200 {
 		port := FreePort(t)
-		assert.Require(t, !seen[port], "port %d is given twice", port)
+		assert.Require(t, !seen[port], "port %d is leased twice", port)
 		seen[port] = true
 	}
 }

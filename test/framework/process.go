@@ -58,32 +58,32 @@ func startProcess(configure func(*exec.Cmd), binary string, args, env []string) 
 	return p, nil
 }
 
-// Stop ends it as Ctrl-C does. It returns an error if the process did not end
+// Stop ends the process by SIGTERM. It returns an error if the process did not end
 // cleanly.
 func (p *Process) Stop() error { return p.process.stopBySignal(syscall.SIGTERM) }
 
-// Kill ends it as a crash does.
-func (p *Process) Kill() error { return p.process.killTree() }
+// Kill ends the process by SIGKILL.
+func (p *Process) Kill() error { return p.process.kill() }
 
 // PID of the process.
 func (p *Process) PID() int { return p.process.pid }
 
-// HasEnded reports whether it has ended.
+// HasEnded reports whether the process has ended.
 func (p *Process) HasEnded() bool { return p.process.hasEnded() }
 
-// Output returns its output so far.
+// Output returns the output of the process so far.
 func (p *Process) Output() string { return p.output.String() }
 
-// TakeOutput returns its output since the last call, and drops it.
+// TakeOutput returns the output since the last call, and drops it.
 func (p *Process) TakeOutput() string { return p.output.takeText() }
 
-// Wait waits for its end, without causing it, and returns how it ended.
+// Wait waits until the process ends by itself, and returns how it ended.
 func (p *Process) Wait(ctx context.Context) error {
 	select {
 	case <-p.process.done:
 		return p.process.err
 	case <-ctx.Done():
-		return fmt.Errorf("has not ended: %w", context.Cause(ctx))
+		return fmt.Errorf("the process has not ended: %w", context.Cause(ctx))
 	}
 }
 
@@ -140,20 +140,20 @@ func (p *childProcess) exitError() error {
 // stopBySignal signals the child and waits for it; it kills a child that does not end.
 func (p *childProcess) stopBySignal(sig syscall.Signal) error {
 	if p.hasEnded() {
-		return fmt.Errorf("had ended already: %w", p.exitError())
+		return fmt.Errorf("the process had already ended: %w", p.exitError())
 	}
 	if err := syscall.Kill(p.pid, sig); err != nil {
 		return err
 	}
 	waitErr := assert.Poll(context.Background(), "the end of process "+strconv.Itoa(p.pid), func() error {
-		return assert.ErrorUnless(p.hasEnded(), "it runs")
+		return assert.ErrorUnless(p.hasEnded(), "the process is still running")
 	})
 	if waitErr == nil {
 		return p.err
 	}
 	err := syscall.Kill(p.pid, syscall.SIGKILL)
 	<-p.done
-	return errors.Join(fmt.Errorf("%w: it was killed", waitErr), err)
+	return errors.Join(fmt.Errorf("%w: the process was killed", waitErr), err)
 }
 
 // lockedBuffer can be read while it is written.
@@ -182,8 +182,8 @@ func (b *lockedBuffer) takeText() string {
 	return text
 }
 
-// killTree ends the child as a crash does.
-func (p *childProcess) killTree() error {
+// kill ends the child by SIGKILL.
+func (p *childProcess) kill() error {
 	err := p.stopBySignal(syscall.SIGKILL)
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
@@ -191,7 +191,7 @@ func (p *childProcess) killTree() error {
 	return err
 }
 
-// How long a program may take; Helm and images are built if they are not there yet.
+// How long a program may take. BuildTimeout is for those that may have to build Helm or an image.
 const (
 	CommandTimeout = 3 * time.Minute
 	BuildTimeout   = 10 * time.Minute
@@ -226,13 +226,13 @@ func RunKubectl(t testing.TB, kubeconfig string, args ...string) (stdout, stderr
 	return MustRunCommand(t, CommandTimeout, []string{"KUBECONFIG=" + kubeconfig}, binary, append([]string{"kubectl"}, args...)...)
 }
 
-// helm is the path of the Helm that hack/tools/helm pins, once it is built.
+// helm has the path of the Helm that hack/tools/helm pins, once Helm is built.
 var helm struct {
 	sync.Mutex
 	path string
 }
 
-// HelmPath returns the Helm that hack/tools pins, which is built if it is not there yet.
+// HelmPath returns the path of the Helm that hack/tools/helm pins, and builds Helm if it is missing.
 func HelmPath(t testing.TB) string {
 	t.Helper()
 	helm.Lock()
@@ -254,15 +254,15 @@ func RunHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr st
 	return stdout, stderr
 }
 
-// TryHelm runs Helm without the settings of the user who tests.
+// TryHelm runs Helm without the settings of the user who runs the test.
 func TryHelm(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	dir := t.TempDir() // not the settings of the tester
+	dir := t.TempDir()
 	env := []string{"KUBECONFIG=" + kubeconfig, "HELM_CACHE_HOME=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_DATA_HOME=" + dir}
 	return RunCommand(t, CommandTimeout, env, HelmPath(t), args...)
 }
 
-// listening is the state of a socket that takes connections, in /proc/net/tcp.
+// listening is the state in /proc/net/tcp of a socket that accepts connections (TCP_LISTEN).
 const listening = 10
 
 // Get is GetFrom for the process.
@@ -270,8 +270,8 @@ func (p *Process) Get(ctx context.Context, path string) ([]byte, error) {
 	return GetFrom(ctx, p.PID(), path)
 }
 
-// GetFrom requests a path from a process by HTTP, at whichever of its addresses has it: tests let
-// programs choose their ports.
+// GetFrom requests a path from a process by HTTP. It tries all addresses at which the process listens,
+// because tests let programs choose their ports.
 func GetFrom(ctx context.Context, pid int, path string) ([]byte, error) {
 	addresses, err := listenAddresses(pid)
 	if err != nil {
@@ -288,7 +288,7 @@ func GetFrom(ctx context.Context, pid int, path string) ([]byte, error) {
 	return nil, errors.Join(errs...)
 }
 
-// listenAddresses returns where a process takes connections by TCP over IPv4.
+// listenAddresses returns the IPv4 addresses at which a process accepts TCP connections.
 func listenAddresses(pid int) (addresses []string, err error) {
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
@@ -312,7 +312,7 @@ func listenAddresses(pid int) (addresses []string, err error) {
 	return addresses, err
 }
 
-// oneRequest keeps no connection open, which would count as one of the process.
+// oneRequest closes its connections after a request: an open one would count as a connection of the process.
 var oneRequest = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
 func getOnce(ctx context.Context, url string) ([]byte, error) {
@@ -326,15 +326,15 @@ func getOnce(ctx context.Context, url string) ([]byte, error) {
 	}
 	content, err := io.ReadAll(answer.Body)
 	if err = errors.Join(err, answer.Body.Close()); err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s says %s", url, answer.Status)
+		err = fmt.Errorf("%s answers %s", url, answer.Status)
 	}
 	return content, err
 }
 
-// Metrics is a page of a program's metrics.
+// Metrics is the text of a program's metrics page.
 type Metrics []byte
 
-// Sum returns the sum of the metrics of that name whose labels contain all of the texts.
+// Sum returns the sum of the metrics with a name whose lines contain all of the texts.
 func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	for line := range strings.Lines(string(m)) {
 		line = strings.TrimSpace(line)
@@ -353,7 +353,7 @@ func (m Metrics) Sum(name string, labels ...string) (sum float64) {
 	return sum
 }
 
-// ReadMetrics reads the page of the process.
+// ReadMetrics reads the metrics page of the process.
 func (p *Process) ReadMetrics(t testing.TB) Metrics {
 	t.Helper()
 	page, err := p.Get(t.Context(), "/metrics")

@@ -23,7 +23,7 @@ import (
 // stopped.
 type DockerProxy struct{ *relay }
 
-// NewDockerProxy opens a connection to the engine that DOCKER_HOST names.
+// NewDockerProxy opens a proxy for the engine that DOCKER_HOST names.
 func NewDockerProxy(t testing.TB) *DockerProxy {
 	t.Helper()
 	p := OpenDockerProxy(filepath.Join(ShortTempDir(t), "docker.sock"), DockerClient(t).DaemonHost(), t.Errorf)
@@ -31,13 +31,13 @@ func NewDockerProxy(t testing.TB) *DockerProxy {
 	return p
 }
 
-// OpenDockerProxy opens a socket in front of an engine. The caller must Disconnect it.
+// OpenDockerProxy opens a proxy for an engine, with its socket at a path. The caller must Disconnect it.
 func OpenDockerProxy(socket, host string, errorf func(format string, args ...any)) *DockerProxy {
 	network, engine, _ := strings.Cut(host, "://")
 	return &DockerProxy{openRelay(errorf, address{"unix", socket}, address{network, engine})}
 }
 
-// Env makes a program use the proxy.
+// Env returns the variables with which a program uses the proxy.
 func (p *DockerProxy) Env() []string { return []string{"DOCKER_HOST=unix://" + p.local.String()} }
 
 // address is a net.Addr that is known before a listener uses it.
@@ -56,11 +56,11 @@ type APIProxy struct {
 	Kubeconfig string
 }
 
-// proxyHost is an address that programs do not connect from, so that a port that is
-// free while the proxy is disconnected stays free.
+// proxyHost is an address that no program connects from, so that the proxy's port stays
+// free while the proxy is disconnected.
 const proxyHost = "127.0.0.2:0"
 
-// NewAPIProxy opens a connection to the cluster's API server.
+// NewAPIProxy opens a proxy for the cluster's API server.
 func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 	t.Helper()
 	server, err := url.Parse(c.Config.Host)
@@ -70,8 +70,8 @@ func (c *Cluster) NewAPIProxy(t testing.TB) *APIProxy {
 	return p
 }
 
-// writeKubeconfig writes the admin's kubeconfig for another address of the
-// server, whose certificate holds for name.
+// writeKubeconfig writes the admin's kubeconfig with another address of the
+// server, whose certificate is valid for name.
 func (c *Cluster) writeKubeconfig(path string, address net.Addr, name string) error {
 	config, err := clientcmd.LoadFromFile(c.Kubeconfig)
 	if err != nil {
@@ -83,11 +83,11 @@ func (c *Cluster) writeKubeconfig(path string, address net.Addr, name string) er
 	return clientcmd.WriteToFile(*config, path)
 }
 
-// ServiceProxy forwards to the first of several replicas that answers, as a Service does to
-// one that is ready.
+// ServiceProxy forwards to the first of several replicas that answers, as a Service forwards
+// to a replica that is ready.
 type ServiceProxy struct{ *relay }
 
-// NewServiceProxy opens an address in front of those of replicas.
+// NewServiceProxy opens a proxy for replicas at the given addresses.
 func NewServiceProxy(t testing.TB, replicas ...string) *ServiceProxy {
 	t.Helper()
 	remotes := make([]net.Addr, len(replicas))
@@ -97,17 +97,17 @@ func NewServiceProxy(t testing.TB, replicas ...string) *ServiceProxy {
 	return &ServiceProxy{newRelay(t, address{"tcp", "127.0.0.1:0"}, remotes...)}
 }
 
-// Address is where the replicas are reached.
+// Address returns the proxy's address.
 func (p *ServiceProxy) Address() string { return p.local.String() }
 
 // chunkSize is how much of a stream is forwarded at a time.
 const chunkSize = 32 << 10
 
 // relay listens at one address, forwards to another one, and can disturb the
-// traffic.
+// connections.
 type relay struct {
 	errorf func(format string, args ...any)
-	// local is the address of this side. Of the other side's, the first that answers is used.
+	// local is the address at which the relay listens. It forwards to the first of remotes that answers.
 	local   net.Addr
 	remotes []net.Addr
 
@@ -228,30 +228,30 @@ func (r *relay) replyDelay() time.Duration {
 	return r.delay
 }
 
-// delivery is the result of one read, and when to deliver it.
+// delivery is the result of one read, and the time at which to deliver it.
 type delivery struct {
 	content []byte
 	due     time.Time
 }
 
-// forwardStream forwards one direction of a connection until it ends, and then ends the
-// other one.
-func (r *relay) forwardStream(target, source net.Conn, late func() time.Duration) {
+// forwardStream forwards one direction of a connection until it ends, and then closes both
+// connections.
+func (r *relay) forwardStream(target, source net.Conn, delay func() time.Duration) {
 	deliveries := make(chan delivery, 64)
 	go func() {
 		defer close(deliveries)
 		for {
 			content := make([]byte, chunkSize)
 			n, err := source.Read(content)
-			deliveries <- delivery{content[:n], time.Now().Add(late())}
+			deliveries <- delivery{content[:n], time.Now().Add(delay())}
 			if err != nil {
 				return
 			}
 		}
 	}()
-	for p := range deliveries {
-		r.waitUntilDue(p.due)
-		if _, err := target.Write(p.content); err != nil {
+	for d := range deliveries {
+		r.waitUntilDue(d.due)
+		if _, err := target.Write(d.content); err != nil {
 			break
 		}
 	}
@@ -260,7 +260,7 @@ func (r *relay) forwardStream(target, source net.Conn, late func() time.Duration
 	}
 }
 
-// waitUntilDue returns when something that is due may be delivered.
+// waitUntilDue waits for a time, and until the relay does not hold traffic back.
 func (r *relay) waitUntilDue(due time.Time) {
 	time.Sleep(time.Until(due))
 	for {
@@ -274,7 +274,7 @@ func (r *relay) waitUntilDue(due time.Time) {
 	}
 }
 
-// addConnections returns false if the relay was disconnected meanwhile.
+// addConnections returns false if the relay has been disconnected.
 func (r *relay) addConnections(c, s net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,8 +18,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// noResponseTimeout is how long a request waits that should get no answer, and patience how
-// long one that should.
+// noResponseTimeout is the timeout of requests that should get no answer, and patience the timeout
+// of the others.
 const (
 	noResponseTimeout = 500 * time.Millisecond
 	responseTimeout   = time.Minute
@@ -53,7 +53,7 @@ func newProxiedClient(t *testing.T, p *APIProxy) *proxiedClient {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig)
 	assert.NoError(t, err)
-	config.NextProtos = []string{"http/1.1"} // a request that times out takes its connection with it
+	config.NextProtos = []string{"http/1.1"} // with HTTP/1.1 a timeout closes the connection of the request
 	client, err := kubernetes.NewForConfig(config)
 	assert.NoError(t, err)
 	return &proxiedClient{t, client}
@@ -79,7 +79,7 @@ func TestAPIProxy(t *testing.T) {
 		proxy.Blackhole()
 		err := client.createConfigMap("held", noResponseTimeout)
 		if !errors.Is(err, context.DeadlineExceeded) || hasConfigMap(t, c, "held") {
-			t.Errorf("got %v, and the object is there: %v; want no answer, nor an object", err, hasConfigMap(t, c, "held"))
+			t.Errorf("got %v, and the object exists: %v; want neither an answer nor the object", err, hasConfigMap(t, c, "held"))
 		}
 		done := make(chan error, 1)
 		go func() { done <- client.createConfigMap("kept-back", responseTimeout) }()
@@ -91,13 +91,13 @@ func TestAPIProxy(t *testing.T) {
 		proxy.DelayReplies(responseTimeout)
 		assert.ErrorIs(t, "want no answer", client.createConfigMap("unanswered", 10*noResponseTimeout), context.DeadlineExceeded)
 		assert.Eventually(t, "the object that was requested is there", func(t testing.TB) error {
-			return assert.ErrorUnless(hasConfigMap(t, c, "unanswered"), "it is not there")
+			return assert.ErrorUnless(hasConfigMap(t, c, "unanswered"), "the object does not exist")
 		})
 		proxy.DelayReplies(2 * noResponseTimeout)
 		begin := time.Now()
 		pass(t, "answered-late")
 		took := time.Since(begin)
-		assert.True(t, took >= 2*noResponseTimeout, "it took %s, want at least %s", took, 2*noResponseTimeout)
+		assert.True(t, took >= 2*noResponseTimeout, "the request took %s, want at least %s", took, 2*noResponseTimeout)
 		proxy.Restore()
 		pass(t, "after-late")
 	})

@@ -33,8 +33,8 @@ func RunQEMUImg(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// BuildBootGuest assembles hack/guest/boot.s into an image of dir. The letter ends
-// its banner; a stubborn guest ignores the power button.
+// BuildBootGuest assembles hack/guest/boot.s into an image in dir. The guest's banner ends
+// with the letter; a stubborn guest ignores the power button.
 func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	t.Helper()
 	ignoresButton := "0"
@@ -46,19 +46,19 @@ func BuildBootGuest(t testing.TB, dir, letter string, stubborn bool) string {
 	return path
 }
 
-// assembled has the images that this process has assembled, by their options.
+// assembled has the images that this process has assembled, keyed by their options.
 var assembled = struct {
 	sync.Mutex
 
 	images map[string][]byte
 }{images: map[string][]byte{}}
 
-// AssembleBootGuest writes that image to a file. hack/boot-guest.sh has the options.
+// AssembleBootGuest writes an image of hack/guest/boot.s to a file. hack/boot-guest.sh describes the options.
 func AssembleBootGuest(ctx context.Context, path string, options ...string) error {
 	assembled.Lock()
 	defer assembled.Unlock()
 	key := strings.Join(options, " ")
-	if image, isThere := assembled.images[key]; isThere {
+	if image, ok := assembled.images[key]; ok {
 		return os.WriteFile(path, image, 0o644)
 	}
 	root, err := RepositoryRoot()
@@ -78,10 +78,14 @@ type LinuxGuest struct {
 	Kernel, Initrd string
 }
 
-// builtGuestEnv names the folder of a Linux guest that was built before.
+// GuestCmdline is a command line of the kernel for the Linux guest under TCG. On a busy host TCG may deliver timer
+// interrupts too late for the kernel's check of them, which then stops the boot.
+const GuestCmdline = "console=ttyS0 quiet panic=-1 no_timer_check"
+
+// builtGuestEnv is the variable with the folder of a Linux guest that is already built.
 const builtGuestEnv = "DROVER_TEST_LINUX_GUEST"
 
-// guestIn returns the guest of a folder.
+// guestIn returns the guest whose files are in a folder.
 func guestIn(dir string) LinuxGuest {
 	return LinuxGuest{Kernel: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd")}
 }
@@ -94,11 +98,11 @@ func (g LinuxGuest) copyTo(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	to := guestIn(dir)
-	for from, to := range map[string]string{g.Kernel: to.Kernel, g.Initrd: to.Initrd} {
-		content, err := os.ReadFile(from)
+	guest := guestIn(dir)
+	for source, target := range map[string]string{g.Kernel: guest.Kernel, g.Initrd: guest.Initrd} {
+		content, err := os.ReadFile(source)
 		if err == nil {
-			err = os.WriteFile(to, content, 0o600)
+			err = os.WriteFile(target, content, 0o600)
 		}
 		if err != nil {
 			return err
@@ -111,13 +115,13 @@ func (g LinuxGuest) copyTo(dir string) error {
 // copies of its files in dir.
 func BuildLinuxGuest(t testing.TB, dir string) LinuxGuest {
 	t.Helper()
-	guest, err := CopyLinuxGuest(dir)
+	guest, err := BuildLinuxGuestIn(dir)
 	assert.NoError(t, err)
 	return guest
 }
 
-// CopyLinuxGuest does the same without a test.
-func CopyLinuxGuest(dir string) (LinuxGuest, error) {
+// BuildLinuxGuestIn is BuildLinuxGuest for callers outside tests: it returns the error.
+func BuildLinuxGuestIn(dir string) (LinuxGuest, error) {
 	built, err := builtLinuxGuest()
 	if err == nil {
 		err = built.copyTo(dir)
@@ -125,7 +129,7 @@ func CopyLinuxGuest(dir string) (LinuxGuest, error) {
 	return guestIn(dir), err
 }
 
-// builtLinuxGuest builds it once per process.
+// builtLinuxGuest builds the Linux guest, once per process.
 var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	if dir := os.Getenv(builtGuestEnv); dir != "" {
 		return guestIn(dir), nil
@@ -149,8 +153,8 @@ var builtLinuxGuest = sync.OnceValues(func() (LinuxGuest, error) {
 	return guestIn(dir), nil
 })
 
-// DebianGuest returns the folder that has the Debian of hack/debian-guest.sh, which makes it in
-// minutes if it is not there.
+// DebianGuest returns the folder with the Debian guest. If the guest is missing, hack/debian-guest.sh
+// builds it, which takes minutes.
 func DebianGuest(t testing.TB) string {
 	t.Helper()
 	root, err := RepositoryRoot()
@@ -159,12 +163,12 @@ func DebianGuest(t testing.TB) string {
 	return strings.TrimSpace(dir)
 }
 
-// QEMUAsked are the cases of a script that stands in for QEMU when it is queried about itself.
-const QEMUAsked = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
+// QEMUQueryCases are cases of a shell script that replaces QEMU. They answer queries for the version and machine types.
+const QEMUQueryCases = "--version) echo version 7.2;; -machine) echo 'q35  PC (alias of pc-q35-7.2)';" +
 	" echo 'pc-q35-7.2  PC'; echo 'pc-q35-6.2  PC (deprecated)';;"
 
-// QEMUScript returns a script that any user can run in place of QEMU, by its path or, with its folder
-// first in PATH, by its name. It finds the real one by that name.
+// QEMUScript returns a script that any user can run in place of QEMU, by its path or, with its folder first
+// in PATH, by its name. Within the script, qemu-system-x86_64 is the real QEMU.
 func QEMUScript(t testing.TB, body string) string {
 	t.Helper()
 	path := filepath.Join(PublicDir(t), "qemu-system-x86_64")
@@ -172,8 +176,8 @@ func QEMUScript(t testing.TB, body string) string {
 	return path
 }
 
-// FailingDisk returns a QEMU whose root disk fails the first writes with an errno.
-func FailingDisk(t testing.TB, errno, times int) string {
+// FailingDiskScript returns a script that runs QEMU with a root disk whose first writes fail with an errno.
+func FailingDiskScript(t testing.TB, errno, times int) string {
 	t.Helper()
 	rule := fmt.Sprintf(`{\"event\":\"none\",\"iotype\":\"write\",\"errno\":%d,\"once\":true,\"immediately\":true}`, errno)
 	return QEMUScript(t, fmt.Sprintf(`inject="%s"
@@ -187,12 +191,12 @@ done
 exec qemu-system-x86_64 "$@"`, strings.TrimSuffix(strings.Repeat(rule+",", times), ",")))
 }
 
-// ImageGuest has the files that boot a container image as a machine, from bin/guest, which make guest builds.
+// ImageGuest has the files that boot a container image as a machine, from bin/guest, which "make guest" builds.
 type ImageGuest struct {
-	Kernel, Initramfs string
+	Kernel, Initramfs, Modules string
 }
 
-// BuildImageGuest builds it, once per process.
+// BuildImageGuest builds an ImageGuest, once per process.
 var BuildImageGuest = sync.OnceValues(func() (ImageGuest, error) {
 	root, err := RepositoryRoot()
 	if err != nil {
@@ -209,5 +213,9 @@ var BuildImageGuest = sync.OnceValues(func() (ImageGuest, error) {
 	if out, err := exec.CommandContext(ctx, filepath.Join(root, "hack", "guest.sh"), dir).CombinedOutput(); err != nil {
 		return ImageGuest{}, fmt.Errorf("building the guest of container images: %w\n%s", err, out)
 	}
-	return ImageGuest{Kernel: filepath.Join(dir, "vmlinux"), Initramfs: filepath.Join(dir, "initramfs")}, nil
+	modules, err := filepath.Glob(filepath.Join(dir, "modules-*.erofs"))
+	if err != nil || len(modules) != 1 {
+		return ImageGuest{}, fmt.Errorf("%s has the modules %q: %w", dir, modules, err)
+	}
+	return ImageGuest{Kernel: filepath.Join(dir, "vmlinux"), Initramfs: filepath.Join(dir, "initramfs"), Modules: modules[0]}, nil
 })

@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// fakePackages replace the host's: a kernel with compressed modules, as in Debian 13, or
-// none at all.
+// fakePackages replaces apt and dpkg by fakes with a kernel with compressed modules, as in Debian 13,
+// or without any kernel.
 func fakePackages(t *testing.T, depends string) (env []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,7 +33,7 @@ func fakePackages(t *testing.T, depends string) (env []string) {
 	return append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
-// runLinuxGuest builds the guest with a separate cache, and returns the folder that has its kernel.
+// runLinuxGuest builds the guest with a separate cache, and returns the folder of its kernel.
 func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	t.Helper()
 	root, err := RepositoryRoot()
@@ -44,7 +44,7 @@ func runLinuxGuest(t *testing.T, env []string) (dir, out string, err error) {
 	cmd.Env = append(cmd.Env, "TMPDIR="+temp, "DROVER_CACHE="+cache)
 	printed, err := cmd.CombinedOutput()
 	left, readErr := os.ReadDir(temp)
-	assert.True(t, readErr == nil && len(left) == 0, "it has left %v, %v", left, readErr)
+	assert.True(t, readErr == nil && len(left) == 0, "the build has left %v, %v", left, readErr)
 	if err == nil {
 		_, err = os.Stat(filepath.Join(guest, "initrd"))
 	}
@@ -69,5 +69,5 @@ func TestLinuxGuestUnpacksModules(t *testing.T) {
 func TestLinuxGuestWithoutAKernel(t *testing.T) {
 	t.Parallel()
 	_, out, err := runLinuxGuest(t, fakePackages(t, ""))
-	assert.True(t, err != nil && strings.Contains(out, "apt knows no package linux-image-cloud-amd64"), "%v: it printed %s", err, out)
+	assert.True(t, err != nil && strings.Contains(out, "apt knows no package linux-image-cloud-amd64"), "%v: the build printed %s", err, out)
 }

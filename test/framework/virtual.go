@@ -29,15 +29,15 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// VirtualCluster is two namespaces that look like a cluster to those whose requests it redirects.
+// VirtualCluster is two namespaces of a cluster that look like a whole cluster to a client whose requests are redirected.
 type VirtualCluster struct {
 	// Namespace has all VirtualMachines and events.
 	Namespace string
-	// System stands for kube-system, so its UID is the cluster's id. Its name is as long as that.
+	// System replaces kube-system, so that its UID is the cluster's id. Both names have the same length.
 	System string
 }
 
-// Redirect changes a request so that it is about these namespaces.
+// Redirect changes a request for a whole cluster into a request for these namespaces.
 func (v VirtualCluster) Redirect(req *http.Request) error {
 	req.URL.Path, req.URL.RawPath = v.realPath(req.URL.Path), ""
 	if !strings.Contains(req.URL.Path, "/namespaces/"+v.System+"/") || req.Method == http.MethodGet {
@@ -65,7 +65,7 @@ func (v VirtualCluster) realPath(path string) string {
 	return path
 }
 
-// VirtualClusters has any number of virtual clusters in one cluster, at a fraction of the cost.
+// VirtualClusters serves any number of virtual clusters, which cost much less than real ones.
 type VirtualClusters struct {
 	cluster *Cluster
 	server  *http.Server
@@ -73,11 +73,11 @@ type VirtualClusters struct {
 	dir     string
 
 	mu     sync.Mutex
-	all    map[string]VirtualCluster // by the first element of the paths of requests, which is a secret
+	all    map[string]VirtualCluster // by the secret that is the first element of requests' paths
 	writes map[VirtualCluster]int
 }
 
-// ServeVirtual serves virtual clusters of a cluster. The caller must Close them before it.
+// ServeVirtual serves virtual clusters. The caller must Close them before the cluster.
 func (c *Cluster) ServeVirtual() (*VirtualClusters, error) {
 	transport, err := rest.TransportFor(c.Config)
 	if err != nil {
@@ -110,9 +110,9 @@ func (v *VirtualClusters) redirectTo(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, req *http.Request) {
 		secret, path, _ := strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
 		v.mu.Lock()
-		to, known := v.all[secret]
+		virtual, known := v.all[secret]
 		if req.Method != http.MethodGet && (strings.Contains(path, "/virtualmachines") || strings.Contains(path, "/events")) {
-			v.writes[to]++
+			v.writes[virtual]++
 		}
 		v.mu.Unlock()
 		if !known {
@@ -120,48 +120,48 @@ func (v *VirtualClusters) redirectTo(next http.Handler) http.Handler {
 			return
 		}
 		req.URL.Path = "/" + path
-		if err := to.Redirect(req); err != nil {
+		if err := virtual.Redirect(req); err != nil {
 			panic(http.ErrAbortHandler)
 		}
 		next.ServeHTTP(rw, req)
 	})
 }
 
-// New returns another virtual cluster, whose kubeconfig has its namespace as the default one. It ends
-// with the others.
+// New returns another virtual cluster, whose kubeconfig has its namespace as the default one. Close ends
+// it.
 func (v *VirtualClusters) New(ctx context.Context) (*Cluster, VirtualCluster, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n, secret := len(v.all), string(uuid.NewUUID())
-	to := VirtualCluster{Namespace: fmt.Sprintf("virtual-%d", n), System: fmt.Sprintf("sys-%07d", n)}
+	virtual := VirtualCluster{Namespace: fmt.Sprintf("virtual-%d", n), System: fmt.Sprintf("sys-%07d", n)}
 	client, err := kubernetes.NewForConfig(v.cluster.Config)
 	if err != nil {
-		return nil, to, err
+		return nil, virtual, err
 	}
-	for _, name := range []string{to.Namespace, to.System} {
+	for _, name := range []string{virtual.Namespace, virtual.System} {
 		object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if _, err := client.CoreV1().Namespaces().Create(ctx, object, metav1.CreateOptions{}); err != nil {
-			return nil, to, err
+			return nil, virtual, err
 		}
 	}
-	v.all[secret] = to
+	v.all[secret] = virtual
 	c := &Cluster{
 		Config:     &rest.Config{Host: fmt.Sprintf("http://%s/%s", v.address, secret), QPS: -1},
-		Kubeconfig: filepath.Join(v.dir, to.Namespace), DataDir: v.cluster.DataDir, binary: v.cluster.binary,
+		Kubeconfig: filepath.Join(v.dir, virtual.Namespace), DataDir: v.cluster.DataDir, binary: v.cluster.binary,
 	}
-	return c, to, clientcmd.WriteToFile(clientcmdapi.Config{
+	return c, virtual, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"virtual": {Server: c.Config.Host}},
-		Contexts:       map[string]*clientcmdapi.Context{"virtual": {Cluster: "virtual", Namespace: to.Namespace}},
+		Contexts:       map[string]*clientcmdapi.Context{"virtual": {Cluster: "virtual", Namespace: virtual.Namespace}},
 		CurrentContext: "virtual",
 	}, c.Kubeconfig)
 }
 
-// CountWrites returns how many requests have written VirtualMachines and events of a virtual cluster.
+// CountWrites returns how many requests wrote VirtualMachines and events of a virtual cluster.
 func (v *VirtualClusters) CountWrites(cluster VirtualCluster) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.writes[cluster]
 }
 
-// Close ends the virtual clusters, and not the one that they are in.
+// Close ends the virtual clusters, but not the real one.
 func (v *VirtualClusters) Close() error { return errors.Join(v.server.Close(), os.RemoveAll(v.dir)) }

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command hostile stands in the place of a machine's supervisor, and tries what a supervisor must not do. It imports
-// nothing that would make it need a loader.
+// Command hostile runs instead of a machine's supervisor, and tries everything that a supervisor must not be able to do. It
+// must stay a static program, so it imports no package that uses cgo.
 package main
 
 import (
@@ -17,18 +17,18 @@ import (
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
-// configFile is the descriptor of a supervisor's configuration.
+// configFile is the descriptor with a supervisor's configuration.
 const configFile = 3
 
-// Targets are the targets of its attacks.
+// Targets are the targets of the attacks.
 type Targets struct {
-	// Disk is another machine's, Key a file of Drover's, and Own a disk in the working directory.
+	// Disk is the disk of another machine, Key a file of Drover, and Own a disk in the working directory.
 	Disk, Key, Own string
-	// Drover, QEMU and Other are processes, and Handle is the descriptor of a handle on QEMU.
+	// Drover, QEMU and Other are PIDs, and Handle is a pidfd of QEMU.
 	Drover, QEMU, Other, Handle int
-	// Record is the descriptor of the record, and Port that of a listener on this host.
+	// Record is the descriptor of the record, and Port the port of a listener on this host.
 	Record, Port int
-	// IsBroken is set for a supervisor that its guest has broken out of: it has called DenyStarts before.
+	// IsBroken is set for a supervisor that its guest has taken over after its start, when it had called DenyStarts.
 	IsBroken bool
 }
 
@@ -140,7 +140,7 @@ func start(path string) error {
 	return err
 }
 
-// executeMemory tries to execute a file that is not a program, so that this one is not replaced.
+// executeMemory tries to execute a file that is not a program, so that a successful call does not replace this process.
 func executeMemory(fd int) error {
 	empty := []byte{0}
 	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(fd), uintptr(unsafe.Pointer(&empty[0])), 0, 0, unix.AT_EMPTY_PATH, 0) //nolint:gosec // a system call

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// isBoundHere checks that a VirtualMachine is bound, with its name, to the engine of another one.
+// isBoundHere checks that a VirtualMachine is bound to the engine of the original one, with a UID of the copy.
 func isBoundHere(original *api.VirtualMachine) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		want := api.Binding{Driver: "fake", EngineID: original.Status.Binding.EngineID, UID: vm.UID}
@@ -27,8 +27,8 @@ func isBoundHere(original *api.VirtualMachine) framework.VMCheck {
 }
 
 // TestCopyFromAnotherCluster restores VirtualMachines from the backup of another cluster, as backup
-// tools do: with finalizer and annotation, and the status in a second request. They become
-// servers here, and a namespace with one of them can be deleted at any time.
+// tools do: with finalizer and annotation, and the status in a second request. It checks that each
+// gets a new server, and that a namespace with a restored VirtualMachine can be deleted at any time.
 func TestCopyFromAnotherCluster(t *testing.T) {
 	t.Parallel()
 	ns := environment.CreateNamespace(t)
@@ -60,13 +60,13 @@ func TestCopyFromAnotherCluster(t *testing.T) {
 	for _, vm := range []*api.VirtualMachine{plain, full} {
 		vm = environment.WaitForVM(t, vm, framework.IsActive, isBoundHere(original))
 		assert.True(t, vm.Status.Server.ID != original.Status.Server.ID && vm.Status.RestartCount == 0,
-			"%s has something of the original: %s", vm.Name, framework.FormatStatus(vm))
+			"%s has the server or the restarts of the original: %s", vm.Name, framework.FormatStatus(vm))
 		environment.CheckServers(t, vm, 1)
 	}
 	environment.CheckVM(t, original, framework.IsActive, isBoundHere(original))
 }
 
-// TestStatusChangedByHand checks that a status is repaired that someone has changed.
+// TestStatusChangedByHand checks that Drover repairs a status that someone has changed.
 func TestStatusChangedByHand(t *testing.T) {
 	t.Parallel()
 	ns := environment.CreateNamespace(t)

@@ -16,25 +16,25 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestDockerCreateWrites counts writes. The start of a container takes longer than a
-// step that is reported only by its result, so a creation may write the finalizer,
-// the step in progress, and the result. For the fake driver TestWritesPerAction of
-// internal/controller counts exactly.
+// TestDockerCreateWrites counts the writes of a creation. Starting a container takes so
+// long that the step in progress is reported too. So there may be writes of the
+// finalizer, the step in progress, and the result. TestWritesPerAction of
+// internal/controller counts the writes with the fake driver exactly.
 func TestDockerCreateWrites(t *testing.T) {
 	t.Parallel()
 	const most = 3
 	w := testenv.StartVirtual(t)
-	w.RunController(t, "--vm-driver=docker", "--usage-period=1h") // the first sample is one more write
+	w.RunController(t, "--vm-driver=docker", "--usage-period=1h") // a sample of the usage would be one more write
 	vm := w.CreateVM(t, newSmallVM("few", "default", "docker"))
 	history := w.RecordHistory(t, vm)
 	active := w.WaitForVM(t, vm, framework.IsActive)
-	w.CreateActiveVM(t, newSmallVM("later", "default", "docker")) // meanwhile what the first one causes is written
+	w.CreateActiveVM(t, newSmallVM("later", "default", "docker")) // long enough for late writes for the first VM
 	now := w.GetVM(t, vm)
-	assert.True(t, now.ResourceVersion == active.ResourceVersion, "after Active came %s", framework.FormatStatus(now))
+	assert.True(t, now.ResourceVersion == active.ResourceVersion, "the VM was written after it was Active: %s", framework.FormatStatus(now))
 	all := history.WaitForVersion(t, active)
 	if writes := len(all) - 1; writes > most {
-		for _, one := range all {
-			t.Log(framework.FormatStatus(one))
+		for _, version := range all {
+			t.Log(framework.FormatStatus(version))
 		}
 		t.Errorf("%d writes, want at most %d", writes, most)
 	}
@@ -42,13 +42,13 @@ func TestDockerCreateWrites(t *testing.T) {
 
 const (
 	livesAtATime = 50
-	// spare is how many connections, timers and the like may come and go.
-	spare = 20
+	// tolerance is for connections, timers and the like, whose number varies.
+	tolerance = 20
 )
 
 // TestGoroutinesEnd checks that creating and deleting VMs does not leave goroutines and open
-// descriptors in a controller, beyond those of the first VMs, which have made it as large as it
-// gets: 50 VMs in the gate, 1,000 in the full tier.
+// descriptors in a controller. It compares with their number after the first VMs, which open what
+// the controller keeps. There are 50 VMs in the gate, and 1,000 in the full tier.
 func TestGoroutinesEnd(t *testing.T) {
 	t.Parallel()
 	turns := 1
@@ -65,8 +65,8 @@ func TestGoroutinesEnd(t *testing.T) {
 	for _, name := range []string{"go_goroutines", "process_open_fds"} {
 		assert.Eventually(t, name+" is as before the VMs", func(t testing.TB) error {
 			now := controller.ReadMetrics(t)
-			if earlier, current := before.Sum(name), now.Sum(name); earlier == 0 || current > earlier+spare {
-				return fmt.Errorf("%v, before it were %v", current, earlier)
+			if earlier, current := before.Sum(name), now.Sum(name); earlier == 0 || current > earlier+tolerance {
+				return fmt.Errorf("there are %v, and were %v before", current, earlier)
 			}
 			return nil
 		})

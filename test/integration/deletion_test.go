@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// waitForDockerSweep returns when the sweep has removed a container that has only just
-// lost its owner, so that the sweep has seen older orphans twice.
+// waitForDockerSweep creates an orphan container and waits until the sweep has removed it.
+// Then the sweep has seen all older orphans twice.
 func waitForDockerSweep(t *testing.T) {
 	t.Helper()
 	uid := uuid.NewUUID()
@@ -42,8 +42,8 @@ func withOwner(b *framework.VMBuilder, kind, apiVersion, name string, uid types.
 	})
 }
 
-// TestCascadingDeletion deletes an owner of VMs in each of the three ways. The garbage
-// collector and Drover each do their part.
+// TestCascadingDeletion deletes an owner of VMs with each of the three propagation policies,
+// and checks that the garbage collector and Drover work together.
 func TestCascadingDeletion(t *testing.T) {
 	t.Parallel()
 	for _, cascade := range []string{"foreground", "background", "orphan"} {
@@ -87,7 +87,7 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	t.Helper()
 	if cascade != "orphan" {
 		if cascade == "foreground" {
-			environment.CheckDeletion(t, vm) // the owner has waited for it
+			environment.CheckDeletion(t, vm) // the owner's deletion has waited for it
 		}
 		environment.WaitForDeletion(t, vm)
 		environment.CheckServers(t, vm, 0)
@@ -96,12 +96,12 @@ func checkCascade(t *testing.T, cascade string, vm *api.VirtualMachine) {
 	now := environment.WaitForVM(t, vm, framework.IsActive, func(vm *api.VirtualMachine) error {
 		return assert.ErrorUnless(len(vm.OwnerReferences) == 0, "owners %v", vm.OwnerReferences)
 	})
-	assert.True(t, now.Status.Server.ID == vm.Status.Server.ID && now.Status.RestartCount == 0, "its server was touched: %s", framework.FormatStatus(now))
+	assert.True(t, now.Status.Server.ID == vm.Status.Server.ID && now.Status.RestartCount == 0, "its server was replaced or restarted: %s", framework.FormatStatus(now))
 	environment.CheckServers(t, vm, 1)
 }
 
 // TestForeignContainersAreUnchanged checks that Drover does not touch a container
-// without this cluster's id, whatever else it carries.
+// without this cluster's id, whatever its other labels.
 func TestForeignContainersAreUnchanged(t *testing.T) {
 	t.Parallel()
 	uid := string(uuid.NewUUID())

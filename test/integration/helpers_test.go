@@ -8,7 +8,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// newSmallVM is a VM that a test's machine can have many of.
+// newSmallVM returns a builder of a VM that needs few resources.
 func newSmallVM(name, ns, driver string) *framework.VMBuilder {
 	return framework.NewVM(name).Namespace(ns).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 }

@@ -17,12 +17,12 @@ import (
 
 const (
 	idleVMs = 30
-	// idleRounds is how many lists and samples idle VMs see: both come each second.
+	// idleRounds is how many lists and samples are made while VMs are idle: one of each a second.
 	idleRounds = 10
 )
 
-// TestIdleVMsWriteNothing checks that idle VMs cause no write to VMs or events, though the
-// engine is listed and sampled again and again.
+// TestIdleVMsWriteNothing checks that the controller writes nothing to idle VMs and events
+// while it regularly lists and samples the engine.
 func TestIdleVMsWriteNothing(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)
@@ -50,7 +50,7 @@ func TestIdleVMsWriteNothing(t *testing.T) {
 	assert.True(t, more == 0, "%d writes in %d rounds", more, idleRounds)
 }
 
-// waitForRounds waits until the engine was listed and sampled so many times more.
+// waitForRounds waits until the engine was listed and sampled more times.
 func waitForRounds(t *testing.T, c *testenv.ControllerProcess, more float64) {
 	t.Helper()
 	count := func(t testing.TB) float64 {

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package integration tests the main task end to end on real components: a user
-// applies a VirtualMachine to a real kube-apiserver, and a server runs for it, is
-// reported, maintained and removed.
+// Package integration tests Drover end to end on real components: a user applies a
+// VirtualMachine to a real kube-apiserver, and Drover runs a server for it, reports its
+// state, maintains it and removes it.
 //
-// Most tests share a cluster and a controller, each in another namespace.
+// Most tests share a cluster and a controller, and have separate namespaces.
 // test/outage tests failures around Drover.
 package integration
 
@@ -23,10 +23,9 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// environment has one controller for all tests. Its orphan sweep is as quick as possible,
-// so that all tests would notice if it touched other servers. It lists the engines
-// only when it starts, so that manual changes are detected only through the engines'
-// events.
+// environment has one controller for all tests. Its orphan sweep runs often, so that tests
+// fail if it touches other servers. It lists the engines only when it starts, so that it
+// can detect manual changes only through the engines' events.
 var environment *testenv.Environment
 
 // waitForDeletions waits until the VirtualMachines in the last tests' namespaces are gone. A controller

@@ -23,8 +23,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestManifest applies the manifest of the documentation, verbatim, with kubectl and
-// checks all of its results.
+// TestManifest applies the documentation's manifest unchanged with kubectl, and checks
+// all results.
 func TestManifest(t *testing.T) {
 	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
 	assert.NoError(t, err)
@@ -54,15 +54,15 @@ func getVM(t *testing.T, ns, name string) *api.VirtualMachine {
 	return vm
 }
 
-// checkPhases checks that nothing but Creating comes before Active; a quick creation
-// does not show Creating.
+// checkPhases checks that the only phase before Active is Creating, which a quick
+// creation does not have.
 func checkPhases(t *testing.T, all []*api.VirtualMachine) {
 	var phases []api.Phase
 	for _, vm := range all {
 		phases = append(phases, vm.Status.Phase)
 	}
 	phases = slices.DeleteFunc(slices.Compact(phases), func(p api.Phase) bool { return p == "" || p == api.PhaseCreating })
-	assert.True(t, slices.Equal(phases, []api.Phase{api.PhaseActive}), "beside none and Creating the phases were %v, want Active alone", phases)
+	assert.True(t, slices.Equal(phases, []api.Phase{api.PhaseActive}), "apart from none and Creating the phases were %v, want only Active", phases)
 	assert.True(t, all[0].Status.Phase != "" || all[0].Status.ObservedGeneration == -1,
 		"before any controller ran, observedGeneration was %d, want -1", all[0].Status.ObservedGeneration)
 }
@@ -101,7 +101,7 @@ func checkContainer(t *testing.T, vm *api.VirtualMachine) {
 		"docker ps --filter name=test-vm shows %d containers and not %s, error %v", len(found.Items), c.ID, err)
 }
 
-// checkColumns requests the table that kubectl gets.
+// checkColumns checks the table that the API server sends to kubectl.
 func checkColumns(t *testing.T, vm *api.VirtualMachine) {
 	raw, err := environment.VMClient.CloudnativeV1alpha1().RESTClient().Get().Namespace(vm.Namespace).Resource("virtualmachines").
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
@@ -135,8 +135,8 @@ func checkKubectlGet(t *testing.T, ns string) {
 // loadTime is longer than the usage period.
 const loadTime = 3 * time.Second
 
-// checkUsageUnderLoad puts the guest under load until that shows. On a machine that others
-// keep busy the guest may get no CPU for a while, so the threshold is low.
+// checkUsageUnderLoad checks that the usage shows load in the guest. On a busy host the guest
+// may get no CPU for a while, so the threshold is low.
 func checkUsageUnderLoad(t *testing.T, vm *api.VirtualMachine) {
 	isLow, isHigh := func(u api.Usage) bool { return u.CPU < 10 }, hasUsage("CPU above 12", func(u api.Usage) bool { return u.CPU > 12 })
 	environment.WaitForVM(t, vm, hasUsage("CPU below 10", isLow))

@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// manualChange does to a VM's server what the guest or a user does.
+// manualChange changes a VM's server without Drover, as the guest or a user does.
 type manualChange func(*testing.T, *api.VirtualMachine)
 
 func dockerChange(do func(context.Context, *client.Client, string) error) manualChange {
@@ -36,7 +36,7 @@ func fakeChange(edit func(*fake.Record)) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) { environment.EditFakeServer(t, vm.UID, edit) }
 }
 
-// guestExit has the guest end. It may do so before its answer is sent.
+// guestExit makes the guest exit, possibly before it has answered the request.
 func guestExit(code int) manualChange {
 	return func(t *testing.T, vm *api.VirtualMachine) {
 		t.Helper()
@@ -61,7 +61,7 @@ var manualChanges = map[string]map[string]manualChange{
 			return err
 		}),
 		"stopped": func(t *testing.T, vm *api.VirtualMachine) {
-			testenv.RequestFromGuest(t, vm, "/") // so that it is up and handles the signal
+			testenv.RequestFromGuest(t, vm, "/") // waits until the guest handles the signal
 			dockerChange(func(ctx context.Context, c *client.Client, id string) error {
 				_, err := c.ContainerStop(ctx, id, client.ContainerStopOptions{})
 				return err
@@ -83,31 +83,32 @@ var manualChanges = map[string]map[string]manualChange{
 	},
 }
 
-// expectedStatus is the status that follows from a restart policy.
+// expectedStatus is the expected result of a change.
 type expectedStatus struct {
 	check framework.VMCheck
 	ready metav1.ConditionStatus
-	// sameServer, newRun : what happens to the server.
+	// sameServer says that the server is kept, and newRun that there is a new run.
 	sameServer, newRun bool
 }
 
 var (
-	again     = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, true}
+	restarted = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, true}
 	resumed   = expectedStatus{framework.IsActive, metav1.ConditionTrue, true, false}
-	madeAgain = expectedStatus{framework.IsActive, metav1.ConditionTrue, false, true}
+	recreated = expectedStatus{framework.IsActive, metav1.ConditionTrue, false, true}
 	completed = expectedStatus{framework.HasPhase(api.PhaseStopped, api.ReasonCompleted), metav1.ConditionTrue, true, false}
 	failed    = expectedStatus{framework.HasPhase(api.PhaseFailed, api.ReasonExited), metav1.ConditionFalse, true, false}
 )
 
-// expectedStatuses are the table of the documentation.
+// expectedStatuses is the table of the documentation.
 var expectedStatuses = map[api.RestartPolicy]map[string]expectedStatus{
-	api.RestartAlways:    {"exit 0": again, "exit 3": again, "killed": again, "stopped": again, "paused": resumed, "removed": madeAgain},
-	api.RestartOnFailure: {"exit 0": completed, "exit 3": again, "killed": again, "stopped": completed, "paused": resumed, "removed": madeAgain},
-	api.RestartNever:     {"exit 0": completed, "exit 3": failed, "killed": failed, "stopped": completed, "paused": resumed, "removed": madeAgain},
+	api.RestartAlways:    {"exit 0": restarted, "exit 3": restarted, "killed": restarted, "stopped": restarted, "paused": resumed, "removed": recreated},
+	api.RestartOnFailure: {"exit 0": completed, "exit 3": restarted, "killed": restarted, "stopped": completed, "paused": resumed, "removed": recreated},
+	api.RestartNever:     {"exit 0": completed, "exit 3": failed, "killed": failed, "stopped": completed, "paused": resumed, "removed": recreated},
 }
 
-// TestManualChanges needs the events of the engines, as the next list is far away. It has the whole table on the fake engine. The gate has one row of it on
-// Docker: the policy, which makes the difference, is the controller's.
+// TestManualChanges checks the whole table with the fake engine. The gate checks only one row with
+// Docker, because the restart policy is the controller's. Drover can notice the changes only by
+// events, as the next list is far away.
 func TestManualChanges(t *testing.T) {
 	t.Parallel()
 	ns := environment.CreateNamespace(t)

@@ -22,7 +22,7 @@ func setAction(action api.Action) func(*api.VirtualMachine) {
 }
 
 // TestReadyReflectsTheLatestSpec checks that kubectl wait right after a change waits for
-// the change, and that no version of the object is reported ready before.
+// the change, and that no earlier version of the object is reported as Ready for it.
 func TestReadyReflectsTheLatestSpec(t *testing.T) {
 	t.Parallel()
 	vm := environment.CreateActiveVM(t, newSmallVM("vm", environment.CreateNamespace(t), "docker").Image(framework.GuestStubborn).GracePeriod(2))
@@ -35,8 +35,8 @@ func TestReadyReflectsTheLatestSpec(t *testing.T) {
 	for _, version := range history.WaitForVersion(t, now) {
 		ready := meta.FindStatusCondition(version.Status.Conditions, api.ConditionReady)
 		reported := ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == version.Generation
-		if as := isAsSpecified(version); reported && !as {
-			t.Errorf("version %s of generation %d calls itself ready: %s", version.ResourceVersion, version.Generation, framework.FormatStatus(version))
+		if reported && !isAsSpecified(version) {
+			t.Errorf("version %s of generation %d is reported as Ready: %s", version.ResourceVersion, version.Generation, framework.FormatStatus(version))
 		}
 	}
 }

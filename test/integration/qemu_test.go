@@ -24,10 +24,10 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// guestGrace is more than any test waits, so that no stop is forced.
+// guestGrace is longer than any test takes, so that no stop is forced.
 const guestGrace = 3600
 
-// machineEnvironment is an environment whose VMs are real machines, and the folders for
+// machineEnvironment is an environment whose VMs are QEMU machines, and the folders for
 // them.
 type machineEnvironment struct {
 	*testenv.Environment
@@ -51,9 +51,9 @@ func (m *machineEnvironment) startController(t *testing.T) {
 	m.controller = m.RunController(t, "--vm-driver=qemu", "--qemu-dir="+m.dir, "--qemu-image-dirs="+m.images, "--qemu-accel=tcg", "--qemu-kernel="+framework.GuestKernel(t), "--image-hosts=127.0.0.1")
 }
 
-// TestMachine takes a real machine through its life cycle: it outlives the controller, is
-// powered off by its power button, boots again with its disk, and leaves nothing behind. The manifest of the
-// documentation, verbatim, makes one too.
+// TestMachine checks the life cycle of a QEMU machine: it outlives the controller, is powered
+// off by its power button, boots again with its disk, and is removed completely. The test also
+// applies the documentation's manifest unchanged.
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	m := newMachineEnvironment(t)
@@ -65,8 +65,8 @@ func TestMachine(t *testing.T) {
 	vm = m.UpdateVM(t, vm, setAction(api.ActionStopped))
 	vm = m.WaitForVM(t, vm, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), framework.HasCondition(api.ConditionReady, metav1.ConditionTrue))
 	s := vm.Status
-	assert.True(t, len(s.Addresses) == 0 && len(s.Ports) == 0, "off it still has %v and %+v", s.Addresses, s.Ports)
-	// The guest's end is reported first; its QEMU is reaped after that.
+	assert.True(t, len(s.Addresses) == 0 && len(s.Ports) == 0, "a stopped machine still has the addresses %v and the ports %+v", s.Addresses, s.Ports)
+	// The guest's end is reported before its QEMU has ended.
 	assert.Eventually(t, "the process of the machine ends", func(t testing.TB) error {
 		pids := testenv.MachineProcesses(t, vm.UID)
 		return assert.ErrorUnless(len(pids) == 0, "it has the processes %v", pids)
@@ -79,7 +79,7 @@ func TestMachine(t *testing.T) {
 	m.checkManifest(t)
 }
 
-// checkManifest checks that a VM without an image boots the built-in one, with the settings of its spec.
+// checkManifest checks that a VM without an image boots the built-in image with the spec's settings.
 func (m *machineEnvironment) checkManifest(t *testing.T) {
 	t.Helper()
 	manifest, err := os.ReadFile("../../examples/test-vm.yaml")
@@ -94,8 +94,8 @@ func (m *machineEnvironment) checkManifest(t *testing.T) {
 	m.checkNothingLeft(t, vm)
 }
 
-// checkOutlivesController checks that the next controller, which has applied a change, finds
-// the same process.
+// checkOutlivesController checks that the machine has the same process after the next controller
+// has applied a change.
 func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.VirtualMachine) {
 	t.Helper()
 	before := testenv.MachineProcesses(t, vm.UID)
@@ -104,7 +104,7 @@ func (m *machineEnvironment) checkOutlivesController(t *testing.T, vm *api.Virtu
 	vm = m.UpdateVM(t, vm, func(vm *api.VirtualMachine) { *vm.Spec.ShutdownGracePeriodSeconds++ })
 	next := m.WaitForVM(t, vm, framework.IsActive)
 	pids := testenv.MachineProcesses(t, vm.UID)
-	assert.True(t, len(pids) == 1 && slices.Equal(pids, before), "the processes were %v and are %v, want one and the same", before, pids)
+	assert.True(t, len(pids) == 1 && slices.Equal(pids, before), "the processes were %v and are %v, want one process that stays the same", before, pids)
 	assert.True(t, slices.Equal(next.Status.Ports, vm.Status.Ports) && next.Status.RestartCount == 0,
 		"the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 }
@@ -121,7 +121,7 @@ func (m *machineEnvironment) waitForOutput(t *testing.T, vm *api.VirtualMachine,
 	assert.Eventually(t, file+" has "+text, func(testing.TB) error {
 		log, err := os.ReadFile(filepath.Join(m.dir, "vms", string(vm.UID), file))
 		if err == nil && !strings.Contains(string(log), text) {
-			err = fmt.Errorf("it shows %q", log)
+			err = fmt.Errorf("the file has %q", log)
 		}
 		return err
 	})
@@ -139,8 +139,8 @@ func (m *machineEnvironment) checkNothingLeft(t *testing.T, vm *api.VirtualMachi
 	})
 }
 
-// TestPortLost checks that the status of a VM does not have a port which another program took while the supervisor of its
-// machine was away, that it says why, and that the port comes back.
+// TestPortLost lets another program take a port of a machine while the machine is without a supervisor. It checks that the port
+// is removed from the VM's status with a reason, and is back once the other program has closed it.
 func TestPortLost(t *testing.T) {
 	t.Parallel()
 	m := newMachineEnvironment(t)
@@ -153,22 +153,22 @@ func TestPortLost(t *testing.T) {
 	assert.NoError(t, json.Unmarshal([]byte(framework.ReadFile(t, filepath.Join(m.dir, "vms", string(vm.UID), "supervisor.json"))), &supervisor))
 	assert.NoError(t, syscall.Kill(supervisor.PID, syscall.SIGKILL))
 	var thief net.Listener
-	assert.Eventually(t, "the supervisor gives its port up", func(testing.TB) (err error) {
+	assert.Eventually(t, "the port of the killed supervisor is free", func(testing.TB) (err error) {
 		thief, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", vm.Status.Ports[0].HostPort))
 		return err
 	})
 	t.Cleanup(func() { _ = thief.Close() })
 	m.startController(t)
 	lost := m.WaitForVM(t, vm, framework.HasPhase(api.PhaseActive, api.ReasonPortConflict), framework.HasCondition(api.ConditionReady, metav1.ConditionFalse))
-	assert.True(t, len(lost.Status.Ports) == 0 && lost.Status.RestartCount == 0, "without the port it is %s", framework.FormatStatus(lost))
+	assert.True(t, len(lost.Status.Ports) == 0 && lost.Status.RestartCount == 0, "without the port the status is %s", framework.FormatStatus(lost))
 	assert.NoError(t, thief.Close())
 	next := m.WaitForVM(t, vm, framework.IsActive)
 	assert.True(t, slices.Equal(next.Status.Ports, vm.Status.Ports), "the status was %s and is %s", framework.FormatStatus(vm), framework.FormatStatus(next))
 	m.checkNothingLeft(t, vm)
 }
 
-// TestQEMUStopEndsDownloads checks that a stopping controller ends its downloads and
-// removes their partial results.
+// TestQEMUStopEndsDownloads checks that a controller that stops ends its downloads and
+// removes partial files.
 func TestQEMUStopEndsDownloads(t *testing.T) {
 	t.Parallel()
 	begun := make(chan struct{}, 1)
@@ -184,7 +184,7 @@ func TestQEMUStopEndsDownloads(t *testing.T) {
 	}))
 	<-begun
 	m.controller.MustStop(t)
-	// The controller does not wait for long for a fetch that it has ended.
+	// The controller does not wait long for the end of a download.
 	assert.Eventually(t, "nothing is left behind", func(testing.TB) error {
 		left, err := os.ReadDir(filepath.Join(m.dir, "tmp"))
 		if err == nil && len(left) != 0 {

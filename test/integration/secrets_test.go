@@ -22,11 +22,11 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// hiddenText is a text that must not appear anywhere, without characters that an encoding escapes.
+// hiddenText must not appear anywhere. No encoding would escape any of its characters.
 const hiddenText = "Xyzzy42PlughTheSecret"
 
-// TestSecretsAreNotExposed checks objects other than the Secret, events, files,
-// command lines and logs at their highest verbosity.
+// TestSecretsAreNotExposed checks that a Secret's content is not in other objects, events,
+// files, command lines, and logs at their highest verbosity.
 func TestSecretsAreNotExposed(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)
@@ -44,14 +44,14 @@ func TestSecretsAreNotExposed(t *testing.T) {
 	w.WaitForVM(t, refused, framework.HasPhase(api.PhaseFailed, api.ReasonUnsupported), framework.HasMessage("userData"),
 		framework.HasCondition(api.ConditionStalled, metav1.ConditionTrue))
 	w.WaitForEvent(t, refused, api.ReasonUnsupported)
-	assert.True(t, !strings.Contains(readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")), hiddenText), "it is on the command line")
+	assert.True(t, !strings.Contains(readFileText(t, filepath.Join("/proc", strconv.Itoa(controller.PID()), "cmdline")), hiddenText), "the secret is on the command line")
 	controller.MustStop()
 
 	log := controller.Output()
-	assert.True(t, strings.Contains(log, "/secrets/init"), "the log is too short to prove anything: %d bytes", len(log))
+	assert.True(t, strings.Contains(log, "/secrets/init"), "the log of %d bytes lacks the request for the Secret, so that its level is too low", len(log))
 	checkNotIn(t, "the log", controller.Output())
-	// Parts of it in the dump of a message would not be found by the text.
-	assert.True(t, !strings.Contains(controller.Output(), "00000000  "), "the log has the content of a message")
+	// A hexadecimal dump could have parts of the text that the search does not find.
+	assert.True(t, !strings.Contains(controller.Output(), "00000000  "), "the log has a hexadecimal dump")
 	objects, err := w.VMsIn(w.Namespace).List(t.Context(), metav1.ListOptions{})
 	assert.NoError(t, err)
 	checkNotIn(t, "an object", toJSON(t, objects))
@@ -68,7 +68,7 @@ func createSecret(t *testing.T, w *testenv.Environment) {
 	assert.NoError(t, assert.ErrorOf(w.KubeClient.CoreV1().Secrets(w.Namespace).Create(t.Context(), secret, metav1.CreateOptions{})))
 }
 
-// checkNotIn also knows the text as base64, at each of the three offsets.
+// checkNotIn checks that a text does not contain hiddenText, neither as it is nor in base64 at any offset.
 func checkNotIn(t *testing.T, where, text string) {
 	t.Helper()
 	encodings := []string{hiddenText}

@@ -32,7 +32,7 @@ func TestCreateAndWait(t *testing.T) {
 	}
 	u.mustFail(1, []string{`error: virtualmachines "web" already exists in namespace "` + u.namespace + `"`}, "create", "web", "--cpu=4")
 	cpu = u.getVM("web").Spec.Resource[api.ResourceCPU]
-	assert.True(t, cpu.String() == "500m", "a VM that exists was changed: %s CPUs", &cpu)
+	assert.True(t, cpu.String() == "500m", "an existing VM was changed: %s CPUs", &cpu)
 }
 
 func TestCreateAppliesServerSide(t *testing.T) {

@@ -13,13 +13,13 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// history is of a VM that two leaders decide about, one after another.
+// history is the history of decisions about a VM, made by two leaders, one after the other.
 type history struct {
 	*user
 	r *replicas
 }
 
-// startHistory has the first leader decide, while it is alone.
+// startHistory lets the first leader decide while it is the only replica.
 func startHistory(t *testing.T, r *replicas) *history {
 	t.Helper()
 	h := &history{newUserOf(t, r.Environment), r}
@@ -29,15 +29,15 @@ func startHistory(t *testing.T, r *replicas) *history {
 	return h
 }
 
-// testHistory reads the decisions, as several users and with a standby behind the same address, and
-// derives them again from the JSON of a report.
+// testHistory reads the decisions, as several users and with a standby at the same address, and
+// derives them again from the report in JSON.
 func (h *history) testHistory(t *testing.T) {
 	t.Helper()
 	checkHistory(t, h.mustRun("explain", failing, "--history"),
 		"Decisions about "+h.namespace+"/failing, the newest last.", "Replica replica-0_", "leads with epoch",
-		"Generation 1 wants it active. The fake engine does not have a server.", "So Drover creates the server. The status is Creating, Creating.",
-		"It failed after", "out of luck", "Create has failed 2 times in a row (OperationFailed)", "So Drover waits (Create). The status is Failed,",
-		"It succeeded after", "The status is Active, Running, ready.", "wants it stopped", "So Drover stops the server.", "StoppedAsAsked")
+		"Generation 1 of the spec wants the VM active. The fake engine does not have a server.", "So Drover creates the server. The status is Creating, Creating.",
+		"The step failed after", "out of luck", "Create has failed 2 times in a row (OperationFailed)", "So Drover waits (Create). The status is Failed,",
+		"The step succeeded after", "The status is Active, Running, ready.", "wants the VM stopped", "So Drover stops the server.", "StoppedAsAsked")
 	report, err := rules.ParseDecisions([]byte(h.mustRun("explain", failing, "--history", "-o", "json")))
 	broken := rules.CheckDecisions(report.Records)
 	assert.True(t, err == nil && len(report.Records) != 0 && len(broken) == 0, "%d decisions: %v, %v", len(report.Records), err, broken)
@@ -53,16 +53,16 @@ func (h *history) testNextLeader(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, "the next leader has decided", func(testing.TB) error {
 		out := h.run("explain", failing, "--history").out
-		return assert.ErrorUnless(strings.Contains(out, "Replica replica-1_") && strings.Contains(out, "So "), "it prints %s", out)
+		return assert.ErrorUnless(strings.Contains(out, "Replica replica-1_") && strings.Contains(out, "So "), "history prints %s", out)
 	})
 	h.mustRun("delete", failing, "--yes")
-	assert.Eventually(t, "the history is gone with its VM", func(testing.TB) error {
+	assert.Eventually(t, "the history is deleted with its VM", func(testing.TB) error {
 		got := h.run("explain", failing, "--history")
-		return assert.ErrorUnless(got.code == 3 && strings.Contains(got.errs, "not found"), "it ends with %d and prints %s%s", got.code, got.out, got.errs)
+		return assert.ErrorUnless(got.code == 3 && strings.Contains(got.errs, "not found"), "history ends with %d and prints %s%s", got.code, got.out, got.errs)
 	})
 }
 
-// checkHistory checks that a history has texts, within 80 columns.
+// checkHistory checks that a printed history contains texts and fits into 80 columns.
 func checkHistory(t *testing.T, out string, texts ...string) {
 	t.Helper()
 	wantTexts(t, strings.Join(strings.Fields(out), " "), texts...)

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubectlvm tests the verbs of kubectl-vm on a real API server with a real
-// controller, whose servers are simulated: the verbs see objects alone.
+// controller, whose servers are simulated: the verbs see only API objects.
 //
-// Most tests share a cluster and a controller, each in another namespace.
+// Most tests share a cluster and a controller, and each uses a separate namespace.
 package kubectlvm
 
 import (
@@ -15,13 +15,13 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// environment has one controller for all tests. Its servers take a moment to boot, so that
+// environment has one controller for all tests. Its simulated servers boot slowly enough that
 // progress can be seen.
 var environment *testenv.Environment
 
 func TestMain(m *testing.M) { os.Exit(testenv.RunTests(m, startEnvironment)) }
 
-// settings are the variables that verbs read, the same for all tests, which can be parallel then.
+// settings are environment variables that verbs read. All tests share them, so that they can run in parallel.
 var settings = map[string]string{"TERM": "xterm", "NO_COLOR": "1"}
 
 func startEnvironment() (func() error, error) {
@@ -30,7 +30,7 @@ func startEnvironment() (func() error, error) {
 		return nil, err
 	}
 	environment = env
-	err = os.Setenv("KUBECONFIG", env.Kubeconfig) // completions cannot have a flag
+	err = os.Setenv("KUBECONFIG", env.Kubeconfig) // completions cannot pass a flag
 	for name, value := range settings {
 		err = errors.Join(err, os.Setenv(name, value))
 	}

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// tableFields returns a table by its rows' first columns.
+// tableFields returns the fields of each row of a table, by the row's first field.
 func tableFields(table string) map[string][]string {
 	rows := map[string][]string{}
 	for line := range strings.Lines(table) {
@@ -51,10 +51,10 @@ func TestList(t *testing.T) {
 	assert.True(t, everywhere["NAMESPACE"] != nil && everywhere[u.namespace] != nil, "the list of all namespaces lacks this one")
 	assert.Equal(t, "the names", u.mustRun("list", "-o", "name"), "virtualmachine.cloudnative.tw/bad\nvirtualmachine.cloudnative.tw/web\n")
 	u.mustFail(1, []string{`--output "table"`, "wide"}, "list", "-o", "table")
-	u.mustFail(1, []string{"takes no arguments"}, "list", "web")
+	u.mustFail(1, []string{"does not take arguments"}, "list", "web")
 }
 
-// TestObjectsAreComplete compares with the objects of the API server.
+// TestObjectsAreComplete compares printed objects with those of the API server.
 func TestObjectsAreComplete(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -78,7 +78,7 @@ func TestShow(t *testing.T) {
 	u := newUser(t)
 	u.createVM("web", "--cpu=2", "--memory=64Mi", "--disk=1G", "--port=http=18092:80", "--port=81", "--labels=app=web")
 	out := u.mustRun("show", "web", "vm/web")
-	assert.True(t, strings.Count(out, "web is ready: Active, Running.\n") == 1, "it is not shown once:\n%s", out)
+	assert.True(t, strings.Count(out, "web is ready: Active, Running.\n") == 1, "the line is not printed exactly once:\n%s", out)
 	wantTexts(t, out, "Wanted      active", "fake, engine ", "CPU         2", "Memory      64Mi", "root 1G", "http 18092:80, tcp-81 81 (not open)", "app=web", "removed when the VM is deleted", u.namespace)
 	u.mustFail(1, []string{"no VM is named"}, "show")
 }
@@ -107,7 +107,7 @@ func TestExplain(t *testing.T) {
 	u.mustFail(0, []string{"good is ready: Active, Running.", "answers: server fake-", "Last events:", "Started"}, "explain", "good")
 	u.mustRun("create", "bad", "--driver=fake", "--image=a b")
 	u.waitFor("bad", framework.HasPhase(api.PhaseFailed, api.ReasonInvalid))
-	u.mustFail(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tried again when the spec changes", "Stalled is True", " edit vm bad"}, "explain", "vm/bad")
+	u.mustFail(2, []string{"bad is not ready: Failed, Invalid.", "failed once.", "tries again when the spec changes", "Stalled is True", " edit vm bad"}, "explain", "vm/bad")
 	u.mustRun("create", "elsewhere", "--driver=not-here")
 	u.waitFor("elsewhere", framework.HasPhase(api.PhaseFailed, api.ReasonUnknownDriver))
 	u.mustFail(2, []string{"UnknownDriver", "--vm-driver"}, "explain", "elsewhere")
@@ -116,13 +116,13 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestExplainRetries has an engine that fails.
+// TestExplainRetries explains a VM whose engine always fails.
 func TestExplainRetries(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.createFailing()
 	u.waitForFailures()
-	environment.WaitForEvent(t, u.getVM(failing), api.ReasonOperationFailed) // it is sent later than the status
+	environment.WaitForEvent(t, u.getVM(failing), api.ReasonOperationFailed) // the event is sent later than the status
 	r := u.run("explain", failing)
 	wantTexts(t, r.out, "out of luck", "Drover has been creating the server for", "times in a row.", "Condition Ready has been False for", "What to do:", "Last events:")
 	if r.code != 1 && r.code != 2 { // 2 after many failures
@@ -130,7 +130,7 @@ func TestExplainRetries(t *testing.T) {
 	}
 }
 
-// TestUnknownVM asks for a VM that another namespace has.
+// TestUnknownVM asks for a VM that exists only in another namespace.
 func TestUnknownVM(t *testing.T) {
 	t.Parallel()
 	other, u := newUser(t), newUser(t)
@@ -141,7 +141,7 @@ func TestUnknownVM(t *testing.T) {
 	}
 }
 
-// TestRights runs the verbs as a user who may only look.
+// TestRights runs the verbs as a user who may only read.
 func TestRights(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -153,7 +153,7 @@ func TestRights(t *testing.T) {
 	wantTexts(t, u.mustRun("list"), "web")
 	u.mustRun("show", "web")
 	u.mustRun("top")
-	wantTexts(t, u.mustRun("explain", "web"), "web is ready", "Its events cannot be read:", `User "jane" cannot list resource "events"`)
+	wantTexts(t, u.mustRun("explain", "web"), "web is ready", "The events of the VM cannot be read:", `User "jane" cannot list resource "events"`)
 	for _, args := range [][]string{{"stop", "web"}, {"resize", "web", "--cpu=2"}, {"port", "add", "web", "80"}, {"delete", "web", "--yes"}, {"create", "new"}, {"create", "new", "--user-data=/dev/null"}} {
 		texts := []string{"error: ", "forbidden", `User "jane"`}
 		if args[len(args)-1] == "--user-data=/dev/null" {
@@ -196,8 +196,8 @@ func TestWithoutDrover(t *testing.T) {
 	u.mustFail(3, []string{"Drover is not installed in it"}, "explain", "web")
 }
 
-// hideVirtualMachines returns a kubeconfig for the API server that answers requests for
-// VirtualMachines as it does those for a group that it does not have.
+// hideVirtualMachines returns a kubeconfig for a proxy of the API server that answers requests for
+// VirtualMachines as if their API group did not exist.
 func hideVirtualMachines(t *testing.T) string {
 	t.Helper()
 	transport, err := rest.TransportFor(environment.Config)

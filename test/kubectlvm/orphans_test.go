@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// testOrphans has an administrator remove an orphan that the controller only reports, and look
-// at a server that was released, without access to the engine's host.
+// testOrphans lets an administrator, who lacks access to the engine's host, remove an orphan that
+// the controller only reports, and look at a released server.
 func testOrphans(t *testing.T, r *replicas) {
 	env, u := r.Environment, newUserOf(t, r.Environment)
 	owned := env.CreateActiveVM(t, framework.NewVM("owned").Namespace(u.namespace).Driver("fake"))
@@ -38,14 +38,14 @@ func testOrphans(t *testing.T, r *replicas) {
 	u.mustFail(1, []string{"no terminal to ask on"}, "orphans", "delete", string(orphan.UID))
 	wantTexts(t, u.mustRun("orphans", "delete", string(orphan.UID), "--yes"), "Removed: fake server ", u.namespace+"/orphan")
 	u.checkNoOrphans()
-	assert.True(t, env.ReadFakeServer(t, orphan.UID) == nil && env.ReadFakeServer(t, owned.UID) != nil, "not the orphan alone was removed")
+	assert.True(t, env.ReadFakeServer(t, orphan.UID) == nil && env.ReadFakeServer(t, owned.UID) != nil, "the orphan was not removed, or another server was")
 	approvals, err := env.KubeClient.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(t.Context(), streams.OrphanApprovalsName, metav1.GetOptions{})
-	assert.True(t, err == nil && len(approvals.Data) == 0, "the approvals that stay are %v, %v", approvals.Data, err)
+	assert.True(t, err == nil && len(approvals.Data) == 0, "the remaining approvals are %v, %v", approvals.Data, err)
 	checkRightToListServers(t, r, u)
 }
 
-// makeOrphan deletes a VM whose finalizer it removed, so that its server is left. It tries again
-// if the controller has put back the finalizer in between.
+// makeOrphan removes the finalizer of a VM and deletes the VM, so that its server remains. It retries
+// if the controller has put the finalizer back in between.
 func makeOrphan(t *testing.T, env *testenv.Environment, b *framework.VMBuilder) *api.VirtualMachine {
 	t.Helper()
 	for range 100 {
@@ -68,8 +68,8 @@ func (u *user) checkNoOrphans() {
 	}
 }
 
-// checkRightToListServers checks that the roles of Drover do not show the servers of all
-// namespaces, and that one right does.
+// checkRightToListServers checks that Drover's roles do not permit to list the servers of all
+// namespaces, and that the right to list them does.
 func checkRightToListServers(t *testing.T, r *replicas, u *user) {
 	t.Helper()
 	const name = "reviewer"

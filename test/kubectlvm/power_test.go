@@ -36,13 +36,13 @@ func TestPowerVerbs(t *testing.T) {
 		assert.ErrorIs(t, "after "+step.verb, step.check(u.getVM("web")), nil)
 	}
 	count := u.getVM("web").Status.RestartCount - first.Status.RestartCount
-	assert.True(t, count == 2, "the server was started %d times again, want by start and restart", count)
+	assert.True(t, count == 2, "the server was started again %d times, want 2: by start and by restart", count)
 	assert.Equal(t, "start printed", u.mustRun("start", "web", "--wait"), "virtualmachine.cloudnative.tw/web unchanged (action is already active)\n")
 	assert.Equal(t, "stop printed", u.mustRun("stop", "web"), "virtualmachine.cloudnative.tw/web stopping\n")
-	u.mustFail(1, []string{"error: web: it is stopped"}, "restart", "web")
+	u.mustFail(1, []string{"error: web: the VM is stopped"}, "restart", "web")
 }
 
-// TestStartAgain starts a VM that ended by itself, which its action does not say.
+// TestStartAgain starts a VM that has ended by itself, although its action is still active.
 func TestStartAgain(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -60,7 +60,7 @@ func TestSeveralVMs(t *testing.T) {
 		u.mustRun("create", name, "--driver=fake", "--labels=n="+name)
 	}
 	r := u.mustFail(1, []string{`error: virtualmachines "none" not found in namespace "` + u.namespace + `"`}, "stop", "c", "none", "vm/a", "a")
-	assert.Equal(t, "stop printed, want the others in their order", r.out, "virtualmachine.cloudnative.tw/c stopping\nvirtualmachine.cloudnative.tw/a stopping\n")
+	assert.Equal(t, "stop printed, want the other VMs in their order", r.out, "virtualmachine.cloudnative.tw/c stopping\nvirtualmachine.cloudnative.tw/a stopping\n")
 	assert.Equal(t, "stop -l printed", u.mustRun("stop", "-l", "n in (b,none)"), "virtualmachine.cloudnative.tw/b stopping\n")
 	u.mustRun("stop", "--all", "--wait")
 	for _, name := range []string{"a", "b", "c"} {
@@ -71,7 +71,7 @@ func TestSeveralVMs(t *testing.T) {
 	u.mustFail(1, []string{"not both"}, "start", "a", "--all")
 }
 
-// TestAppliersGetAConflict checks that a verb's change is visible to those who apply the field.
+// TestAppliersGetAConflict checks that server-side apply of a field that a verb has changed is a conflict.
 func TestAppliersGetAConflict(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -102,26 +102,26 @@ func TestInterruptedWait(t *testing.T) {
 	assert.True(t, code == 130 && !strings.Contains(restart.errs.String(), "error"), "it ended with %d: %s", code, restart.errs.String())
 }
 
-// patient has a verb that tells what it has brought about wait for that however busy the host is.
-const patient = "--timeout=1h"
+// longTimeout is for verbs that wait for their effect, on a host of any load.
+const longTimeout = "--timeout=1h"
 
 func TestResizeSaysWhatApplies(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	u.createVM("web", "--cpu=1", "--memory=64Mi", "--port=http=18081:80")
-	out := u.mustRun("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", patient)
+	out := u.mustRun("resize", "web", "--cpu=2", "--memory=128Mi", "--disk=1G", longTimeout)
 	wantTexts(t, out, "web resized\n", "cpu 1 -> 2", "memory 64Mi -> 128Mi", "rootDisk default -> 1G", "applied\n")
 	assert.Equal(t, "the same size printed", u.mustRun("resize", "web", "--cpu=2"), "virtualmachine.cloudnative.tw/web unchanged\n")
 	u.mustFail(1, []string{"rootDisk may only grow: it was 1G and is now 500M"}, "resize", "web", "--disk=500M")
 	u.mustFail(1, []string{"nothing to change"}, "resize", "web")
 	u.mustFail(1, []string{`--memory "x"`}, "resize", "web", "--memory=x")
-	out = u.mustRun("port", "add", "web", "18082:443", "53/udp", patient)
+	out = u.mustRun("port", "add", "web", "18082:443", "53/udp", longTimeout)
 	wantTexts(t, out, "web changed\n", "open tcp-443 18082:443   waits for a restart: "+u.program()+" restart web\n", "open udp-53 53/udp")
-	wantTexts(t, u.mustRun("port", "rm", "web", "http", patient), "close http 18081:80", "waits for a restart")
-	u.mustFail(1, []string{"no such port: it has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
+	wantTexts(t, u.mustRun("port", "rm", "web", "http", longTimeout), "close http 18081:80", "waits for a restart")
+	u.mustFail(1, []string{"the VM does not have this port, but has tcp-443 18082:443, udp-53 53/udp"}, "port", "rm", "web", "80")
 	u.mustFail(2, []string{"ChangePending", u.program() + " restart web"}, "explain", "web")
 	u.mustRun("pause", "web", "--wait")
-	r := u.run("resume", "web", "--wait") // which does not await the ports
+	r := u.run("resume", "web", "--wait") // --wait does not wait for the ports
 	if wantTexts(t, r.out+r.errs, "web resumed\n", "Warning: ports of web waits for a restart: "+u.program()+" restart web"); r.code != 0 {
 		t.Errorf("resume ended with %d", r.code)
 	}
@@ -133,7 +133,7 @@ func TestResizeSaysWhatApplies(t *testing.T) {
 	assert.True(t, cpu.String() == "1", "the VM has %s CPUs", &cpu)
 }
 
-// TestChangesOfPortsAreNotLost adds ports at the same time.
+// TestChangesOfPortsAreNotLost adds several ports to a VM at the same time.
 func TestChangesOfPortsAreNotLost(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -158,7 +158,7 @@ func TestDelete(t *testing.T) {
 	other := u.createVM("db")
 	r := u.mustFail(1, []string{"web: the VM and its server, which is Active, with its disks and all data on them (root 1G)", "confirm with --yes"}, "delete", "web")
 	assert.Equal(t, "it printed", r.out, "")
-	assert.Require(t, u.getVM("web").DeletionTimestamp == nil, "it was deleted without a confirmation")
+	assert.Require(t, u.getVM("web").DeletionTimestamp == nil, "the VM was deleted without a confirmation")
 	r = u.mustFail(1, []string{`virtualmachines "none" not found`}, "delete", "none", "web", "--yes")
 	assert.Equal(t, "it printed", r.out, "virtualmachine.cloudnative.tw/web deleted\n")
 	assert.True(t, u.findVM("web") == nil && environment.ReadFakeServer(t, vm.UID) == nil, "the VM or its server is still there")
@@ -175,15 +175,15 @@ func TestDeleteKeepsTheServer(t *testing.T) {
 	assert.True(t, environment.ReadReleasedServers(t)[vm.UID] != nil, "the server was not kept")
 }
 
-// TestDeleteTimesOut has a finalizer of another program.
+// TestDeleteTimesOut deletes a VM that has a finalizer of another program.
 func TestDeleteTimesOut(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
 	vm := u.createVM("web")
 	environment.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Finalizers = append(vm.Finalizers, "example.com/other") })
-	u.mustFail(1, []string{"web: it is still being deleted: timed out after 1s"}, "delete", "web", "--yes", "--timeout=1s")
+	u.mustFail(1, []string{"web is still being deleted: timed out after 1s"}, "delete", "web", "--yes", "--timeout=1s")
 	for _, args := range [][]string{{"start", "web"}, {"resize", "web", "--cpu=3"}, {"delete", "web", "--keep-server", "--yes"}} {
-		u.mustFail(1, []string{"it is being deleted"}, args...)
+		u.mustFail(1, []string{"the VM is being deleted"}, args...)
 	}
 	environment.UpdateVM(t, u.getVM("web"), func(vm *api.VirtualMachine) {
 		vm.Finalizers = nil

@@ -24,8 +24,8 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// replicas are two controllers of a cluster, which simulate servers, run machines, and serve
-// streams behind one address.
+// replicas are two controllers of one cluster. They simulate servers, run machines, and serve
+// streams at one address.
 type replicas struct {
 	*testenv.Environment
 	images string
@@ -64,7 +64,7 @@ func newReplicas(t *testing.T) *replicas {
 	return r
 }
 
-// waitUntilPublished waits until users find where streams are served.
+// waitUntilPublished waits until users can find the address of the streams.
 func (r *replicas) waitUntilPublished(t *testing.T) {
 	t.Helper()
 	assert.Eventually(t, "the address is published", func(t testing.TB) error {
@@ -73,7 +73,7 @@ func (r *replicas) waitUntilPublished(t *testing.T) {
 	})
 }
 
-// allowDiscovery lets every user find where streams are served, as config/rbac does.
+// allowDiscovery lets every user find the address of the streams, as config/rbac does.
 func (r *replicas) allowDiscovery(t *testing.T) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: streams.ConfigMapName, Namespace: streams.ConfigMapNamespace}
@@ -90,7 +90,7 @@ func (r *replicas) allowDiscovery(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// signIn returns a user without rights, with a certificate, who works in the namespace of another.
+// signIn returns a user without rights, with a client certificate, who works in the namespace of another user.
 func (r *replicas) signIn(t *testing.T, u *user, name string) *user {
 	t.Helper()
 	person, _ := r.NewPerson(t, name)
@@ -98,9 +98,9 @@ func (r *replicas) signIn(t *testing.T, u *user, name string) *user {
 	return &user{t: t, namespace: u.namespace, flags: []string{"--kubeconfig=" + path}, stdin: strings.NewReader("")}
 }
 
-// TestReplicas has users of two replicas, one of which is killed while it leads. The tests of each
-// subject share the replicas and their end: of orphans, of the history of decisions, of a console
-// that is open all the time, and in the full tier of the services of a machine of Linux.
+// TestReplicas uses two replicas, and kills the leader. The tests of orphans, of the history of
+// decisions, of a console that stays open, and in the full tier of streams of a Linux machine
+// share these replicas and the kill.
 func TestReplicas(t *testing.T) {
 	t.Parallel()
 	r := newReplicas(t)
@@ -119,15 +119,15 @@ func TestReplicas(t *testing.T) {
 	t.Run("Linux", func(t *testing.T) { testLinuxMachine(t, r) })
 }
 
-// newMachine returns a VM of a user, a machine of the smallest size.
+// newMachine returns a VM of a user that is a machine of the smallest size.
 func newMachine(u *user) *framework.VMBuilder {
 	return framework.NewVM("vm").Namespace(u.namespace).Driver("qemu").GracePeriod(3600).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, "64Mi")
 }
 
-// consoleUser is a person at the console of a machine whose guest resets, whose replica of the
-// controller, which leads, is killed, and which is restarted by the other one. The session is the
-// same all the time, and typing works after each.
+// consoleUser is a person at the console of a machine. The guest resets, the leading replica, which
+// serves the console, is killed, and the other replica restarts the machine. The session
+// survives each of these, and typing works after each.
 type consoleUser struct {
 	*user
 	tty *terminal
@@ -157,7 +157,7 @@ func (p *consoleUser) testNextLeader(t *testing.T) {
 	t.Helper()
 	p.tty.text.waitFor(t, "The connection was lost. Connecting again")
 	p.tty.typeUntilSeen(t, "ace")
-	p.mustRun("restart", "vm", "--wait") // which is work of the new leader
+	p.mustRun("restart", "vm", "--wait") // the new leader restarts it
 	p.tty.text.waitFor(t, "the server has stopped. Connecting again")
 	p.tty.text.waitFor(t, "drover guest 3 A")
 	p.tty.typeUntilSeen(t, "ten")
@@ -170,15 +170,15 @@ func (p *consoleUser) testNextLeader(t *testing.T) {
 	p.mustRun("delete", "vm", "--yes")
 }
 
-// testLinuxMachine uses the log, commands and ports of a machine of Linux through the address of
-// a controller.
+// testLinuxMachine reads the log, runs commands and uses ports of a Linux machine through the address
+// of a controller.
 func testLinuxMachine(t *testing.T, r *replicas) {
 	tier.Full(t, "it boots Linux; the gate keeps TestSSH, which runs commands and forwards a port, the console above, and the streams of machines in test/streams")
 	u := newUserOf(t, r.Environment)
 	guest := framework.BuildLinuxGuest(t, r.images)
 	r.CreateActiveVM(t, newMachine(u).Port("http", 80, 0).Port("echo", 7, 0).ReadinessProbe(80).Spec(func(s *api.VirtualMachineSpec) {
 		s.ReadinessProbe.TimeoutSeconds = 10
-		s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 agent=honest"}}
+		s.Image = &api.Image{Kernel: &api.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: framework.GuestCmdline + " agent=honest"}}
 	}))
 
 	wantTexts(t, u.mustRun("logs", "vm"), "drover linux guest 1 is up")
@@ -189,8 +189,7 @@ func testLinuxMachine(t *testing.T, r *replicas) {
 	u.mustRun("delete", "vm", "--yes")
 }
 
-// checkPortForward exchanges a line with the port of a VM where the guest repeats what it
-// gets.
+// checkPortForward sends a line to a port of a VM where the guest echoes its input.
 func (u *user) checkPortForward(t *testing.T, port int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -214,8 +213,8 @@ func (u *user) checkPortForward(t *testing.T, port int) {
 	assert.True(t, err == nil && string(got) == answer, "the port answers %q, %v", got, err)
 }
 
-// typeUntilSeen types letters that the guest repeats and does not take for commands. Keys may be lost
-// while the connection is not there again yet.
+// typeUntilSeen types letters that the guest echoes and does not take for commands, until they appear. Keys may be
+// lost until the connection is restored.
 func (tty *terminal) typeUntilSeen(t *testing.T, text string) {
 	t.Helper()
 	assert.Eventually(t, "the guest repeats "+text, func(t testing.TB) error {

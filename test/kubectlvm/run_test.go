@@ -14,7 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -33,7 +35,7 @@ func TestRun(t *testing.T) {
 	assert.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, env.Close()) })
 	for name, run := range map[string]func(*testing.T, *runUser){
-		"Ends": testRunEnds, "Follows": testRunFollows, "CtrlC": testRunCtrlC, "BrokenPipe": testRunBrokenPipe, "Outage": testRunOutage, "NotRun": testNotRun,
+		"Ends": testRunEnds, "Follows": testRunFollows, "CtrlC": testRunCtrlC, "BrokenPipe": testRunBrokenPipe, "Outage": testRunOutage, "NotRun": testNotRun, "Input": testRunInput,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -44,18 +46,18 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// runUser is a user who runs jobs in containers of the guest's images.
+// runUser is a user who runs jobs in containers of the guest images.
 type runUser struct {
 	*user
 	engine *client.Client
 }
 
-// runArgs returns a command line of run, with a small VM of an image, in front of dashes.
+// runArgs returns a command line of run, with flags for a small VM inserted before "--".
 func (*runUser) runArgs(args ...string) []string {
 	return slices.Concat([]string{"run", "--image=" + framework.GuestPlain, "--cpu=500m", "--memory=32Mi"}, args)
 }
 
-// deleteAll leaves no container behind.
+// deleteAll deletes all VMs, and so all containers.
 func (u *runUser) deleteAll() {
 	ctx := context.WithoutCancel(u.t.Context())
 	if code := app.Main(ctx, u.args([]string{"delete", "--all", "--yes"}), genericiooptions.IOStreams{In: u.stdin, Out: io.Discard, ErrOut: io.Discard}); code != 0 {
@@ -93,8 +95,8 @@ func testRunEnds(t *testing.T, u *runUser) {
 	}
 }
 
-// testRunFollows checks that the output is printed as it comes, that a signal is an exit code, and that
-// --rm deletes the VM, which got a generated name.
+// testRunFollows checks that the output is printed at once, that a signal becomes an exit code, and that
+// --rm deletes the VM, which has a generated name.
 func testRunFollows(t *testing.T, u *runUser) {
 	t.Helper()
 	j := u.start(t.Context(), u.runArgs("--rm")...)
@@ -109,8 +111,7 @@ func testRunFollows(t *testing.T, u *runUser) {
 	assert.True(t, u.findVM(vm.Name) == nil, "the VM was not deleted")
 }
 
-// testRunCtrlC checks that after Ctrl-C the VM is deleted with --rm alone, and that nothing is created
-// before one and left after it.
+// testRunCtrlC checks that Ctrl-C deletes the VM only with --rm, and that an early Ctrl-C leaves no VM.
 func testRunCtrlC(t *testing.T, u *runUser) {
 	t.Helper()
 	for name, flags := range map[string][]string{"kept": nil, "gone": {"--rm"}} {
@@ -143,13 +144,14 @@ func testRunBrokenPipe(t *testing.T, u *runUser) {
 	go func() {
 		exit <- app.Main(t.Context(), u.args(u.runArgs("piped", "--rm")), genericiooptions.IOStreams{In: u.stdin, Out: writer, ErrOut: io.Discard})
 	}()
-	_, err = bufio.NewReader(reader).ReadString('\n')
-	assert.NoError(t, errors.Join(err, reader.Close()))
+	line := make(chan error, 1)
+	go func() { line <- assert.ErrorOf(bufio.NewReader(reader).ReadString('\n')) }()
+	assert.NoError(t, errors.Join(assert.Receive(t, "a line of output", line), reader.Close()))
 	code := waitForExit(t, exit)
 	assert.True(t, code == 141 && u.findVM("piped") == nil, "it ended with %d, and the VM is %v", code, u.findVM("piped"))
 }
 
-// testRunOutage cuts the connection while a job ends: what it has printed meanwhile is printed at the end.
+// testRunOutage cuts the connection while a job ends: output written during the outage is printed at the end.
 func testRunOutage(t *testing.T, u *runUser) {
 	t.Helper()
 	proxy := u.env.NewAPIProxy(t)
@@ -169,30 +171,78 @@ func testRunOutage(t *testing.T, u *runUser) {
 	}
 }
 
-// testNotRun checks the exit code for VMs that do not run, that --rm deletes these too, and which flags are refused.
+// terminalScript prints the size of its terminal after each line, until Ctrl-C.
+const terminalScript = `trap 'exit 5' INT; echo is up; while read -r line; do echo "$line $(stty size)"; done`
+
+// testRunInput passes a pipe on to its end, and uses a terminal, which is left and used again.
+func testRunInput(t *testing.T, u *runUser) {
+	t.Helper()
+	image := framework.NewRegistry(t, nil) + "/busybox:1"
+	framework.PushImage(t, image, framework.BusyBoxImage(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}}))
+	t.Cleanup(func() {
+		u.deleteAll()
+		assert.NoError(t, assert.ErrorOf(u.engine.ImageRemove(context.WithoutCancel(t.Context()), image, client.ImageRemoveOptions{Force: true})))
+	})
+	piped := *u.user
+	piped.stdin = strings.NewReader(strings.Repeat("0123456789abcdef", 1<<16))
+	r := piped.run("run", "--image="+image, "--memory=32Mi", "-i", "--rm", "--", "wc -c")
+	assert.True(t, r.code == 0 && r.out == "1048576\n", "it ended with %d: %q: %s", r.code, r.out, r.errs)
+
+	tty := newTerminal(t, 90, 7)
+	before, err := unix.IoctlGetTermios(int(tty.program.Fd()), unix.TCGETS)
+	assert.NoError(t, err)
+	tty.startCommand(t.Context(), u.user, "run", "--image="+image, "--memory=32Mi", "-it", "shell", "--", terminalScript)
+	tty.text.waitFor(t, "is up\r\n")
+	tty.text.waitFor(t, "Ctrl-] leaves.")
+	assert.Eventually(t, "the terminal has its size", func(t testing.TB) error {
+		tty.typeText(t, "typed\r")
+		return assert.ErrorUnless(strings.Contains(tty.text.String(), "\r\ntyped 7 90\r\n"), "it prints %q", tty.text.String())
+	})
+	tty.typeText(t, "\x1d")
+	code := tty.waitForExit(t)
+	after, err := unix.IoctlGetTermios(int(tty.program.Fd()), unix.TCGETS)
+	assert.NoError(t, err)
+	text := tty.close()
+	assert.True(t, code == 0 && *after == *before, "it ended with %d and the terminal %+v, at first %+v: %q", code, after, before, text)
+	wantTexts(t, text, "shell runs on. To return to it: ", " console shell. To delete it: ")
+
+	tty = newTerminal(t, 80, 24)
+	tty.startCommand(t.Context(), u.user, "console", "shell")
+	tty.text.waitFor(t, "typed 7 90\r\n")
+	tty.typeText(t, "again\r")
+	tty.text.waitFor(t, "\r\nagain ")
+	tty.typeText(t, "\x03")
+	u.waitFor("shell", framework.HasPhase(api.PhaseFailed, api.ReasonExited))
+	assert.Equal(t, "the exit code", u.getVM("shell").Status.Server.Terminated.ExitCode, 5)
+	tty.typeText(t, "\x1d")
+	code = tty.waitForExit(t)
+	assert.True(t, code == 0, "the console ended with %d: %q", code, tty.close())
+}
+
+// testNotRun checks the exit code for VMs that never run, that --rm deletes these too, and which flags are refused.
 func testNotRun(t *testing.T, u *runUser) {
 	t.Helper()
-	u.mustFail(125, []string{"bad is not ready: Failed, Invalid", `spec.command: the program "/nope" does not exist in it`},
+	u.mustFail(125, []string{"bad is not ready: Failed, Invalid", `spec.command: the program "/nope" does not exist in image`},
 		u.runArgs("bad", "--rm", "--command", "--", "/nope", "x")...)
 	vm := u.findVM("bad")
 	assert.True(t, vm == nil, "the VM was not deleted: %+v", vm)
-	u.mustFail(1, []string{"--image is required"}, "run", "x")
-	u.mustFail(1, []string{"run passes no input on"}, u.runArgs("x", "-it", "--", "sh")...)
-	u.mustFail(1, []string{"--command needs a command behind --"}, u.runArgs("x", "--command")...)
-	u.mustFail(1, []string{`--env "A": a variable is NAME=VALUE, and each is given once`}, u.runArgs("x", "--env=A=1", "--env=A=2")...)
+	u.mustFail(1, []string{"--tty with --stdin needs a terminal"}, u.runArgs("x", "-it", "--", "sh")...)
+	u.mustFail(1, []string{"--command needs a command after --"}, u.runArgs("x", "--command")...)
+	u.mustFail(1, []string{`--env "A": a variable must be NAME=VALUE, and be given only once`}, u.runArgs("x", "--env=A=1", "--env=A=2")...)
 	u.mustFail(1, []string{"put -- before the arguments"}, u.runArgs("x", "sh")...)
 	u.mustFail(1, []string{"cpu is 9999"}, u.runArgs("x", "--rm", "--cpu=9999")...)
 	vm = u.findVM("x")
 	assert.True(t, vm == nil, "there is a VM: %+v", vm)
 }
 
-// TestCreateWithCommand checks which fields of a container image's command create sets.
+// TestCreateWithCommand checks which fields create sets for a command of a container image.
 func TestCreateWithCommand(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
-	vm := u.createVM("args", "--env=A=1=2", "--env=B=", "--working-dir=/srv", "--", "sh", "-c", "--wait")
+	vm := u.createVM("args", "--env=A=1=2", "--env=B=", "--working-dir=/srv", "--user=ann", "--init=Image", "-it", "--sysctl=net.core.somaxconn=4096", "--", "sh", "-c", "--wait")
 	if s := vm.Spec; !slices.Equal(s.Args, []string{"sh", "-c", "--wait"}) || len(s.Command) != 0 || s.WorkingDir != "/srv" || s.RestartPolicy != api.RestartNever ||
-		!slices.Equal(s.Env, []api.EnvVar{{Name: "A", Value: "1=2"}, {Name: "B"}}) {
+		!slices.Equal(s.Env, []api.EnvVar{{Name: "A", Value: "1=2"}, {Name: "B"}}) ||
+		s.User != "ann" || !s.Stdin || !s.TTY || s.Init != api.InitImage || !slices.Equal(s.Sysctls, []api.Sysctl{{Name: "net.core.somaxconn", Value: "4096"}}) {
 		t.Errorf("the VM is %+v", s)
 	}
 	vm = u.createVM("command", "--command", "--restart-policy=OnFailure", "--", "sh")
@@ -201,4 +251,6 @@ func TestCreateWithCommand(t *testing.T) {
 	vm = u.createVM("plain")
 	assert.True(t, vm.Spec.RestartPolicy == api.RestartAlways, "the VM is %+v", vm.Spec)
 	u.mustFail(1, []string{"put -- before the command"}, "create", "web", "sh")
+	u.mustFail(1, []string{`--sysctl "a": a parameter must be NAME=VALUE`}, "create", "web", "--sysctl=a")
+	u.mustFail(1, []string{"Image", "Drover"}, "create", "web", "--init=yes")
 }

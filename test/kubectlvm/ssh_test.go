@@ -27,14 +27,14 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// sshUser runs the program, which starts itself again as the proxy of ssh, beside `drover up`
-// with the docker driver.
+// sshUser runs kubectl-vm, which ssh runs again as its proxy, beside `drover up` with the docker
+// driver.
 type sshUser struct {
 	t                   *testing.T
 	cluster             *testenv.Environment
 	program, dir        string
 	environment         []string
-	user                string // of the guest
+	user                string // in the guest
 	copySize            int
 	identity, publicKey string
 }
@@ -58,7 +58,7 @@ func newSSHUser(t *testing.T, copySize int, flags ...string) *sshUser {
 }
 
 func (u *sshUser) command(args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(context.WithoutCancel(u.t.Context()), u.program, args...) // cleanups run verbs too
+	cmd := exec.CommandContext(context.WithoutCancel(u.t.Context()), u.program, args...) // cleanups also run verbs
 	cmd.Env, cmd.Dir = u.environment, u.dir
 	return cmd
 }
@@ -115,7 +115,7 @@ func TestSSH(t *testing.T) {
 	u.expectOutput(255, "", "nobody@web.default.vm: Permission denied (publickey)", u.ssh("nobody@web", "--", "id")...)
 	u.expectOutput(255, "", "Permission denied (publickey)", "ssh", "ann@web", "--ssh-option=IdentityFile=none", "--ssh-option=IdentitiesOnly=yes", "--", "id")
 	u.expectOutput(1, "", `virtualmachines "none" not found in namespace "default"`, u.ssh("ann@none", "--", "id")...)
-	for range races { // ssh must not end its proxy before that has said why
+	for range races { // ssh must not end its proxy before the proxy has printed the reason
 		u.expectOutput(255, "", "error: port 23 of the server takes no connection", u.ssh("ann@web", "--port=23", "--", "id")...)
 	}
 	t.Run("interactive", func(t *testing.T) { u.testInteractive(t) })
@@ -136,7 +136,7 @@ func TestSSH(t *testing.T) {
 	}
 }
 
-// testExecOfNoProgram checks the exit codes that shells have.
+// testExecOfNoProgram checks that exec of a missing program has the exit codes of shells.
 func (u *sshUser) testExecOfNoProgram() {
 	u.t.Helper()
 	u.expectOutput(127, "", "error: ", "exec", "web", "--", "no-such-program")
@@ -156,7 +156,7 @@ func TestSSHToMachine(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.out), vm); err != nil {
 		t.Fatalf("%v: %s", err, r.errs)
 	}
-	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1"}
+	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check"}
 	vm, err := u.cluster.VMsIn("default").Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	t.Cleanup(func() { u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })
@@ -201,7 +201,7 @@ func TestCopyToMachine(t *testing.T) {
 	u.expectOutput(1, "", "no such file or directory", "cp", "key", "key.pub", "web:/none")
 	u.expectOutput(1, "", "no such file or directory", "cp", "web:/program", "none/")
 	u.expectOutput(1, "", "name a file or folder", "cp", "web:/", ".")
-	u.expectOutput(1, "", "from a VM one path", "cp", "key", "web:/x", ".")
+	u.expectOutput(1, "", "from a VM, give one path", "cp", "key", "web:/x", ".")
 	u.expectOutput(255, "", "error: ", "cp", "root@web:/program", ".") // no ssh server
 }
 
@@ -220,7 +220,7 @@ func (u *sshUser) testInteractive(t *testing.T) {
 	assert.True(t, code == 5 && strings.Contains(text, "33 91"), "it ended with %d, %v: %q", code, err, text)
 }
 
-// testInterrupted ends the program alone, which has to end ssh.
+// testInterrupted interrupts only kubectl-vm, which has to end ssh.
 func (u *sshUser) testInterrupted(t *testing.T) {
 	cmd := u.command(u.ssh(u.user+"@web", "--", "echo begun; sleep 1000")...)
 	out, err := cmd.StdoutPipe()
@@ -239,7 +239,7 @@ func (u *sshUser) testInterrupted(t *testing.T) {
 	assert.True(t, err == nil && len(rest) == 0 && cmd.ProcessState.ExitCode() == 130, "it ended with %d, %q, %v", cmd.ProcessState.ExitCode(), rest, err)
 }
 
-// testCopy copies a file that is larger than all buffers, and a folder, both ways.
+// testCopy copies a file that is larger than all buffers, and a folder, in both directions.
 func (u *sshUser) testCopy(t *testing.T) {
 	content := make([]byte, u.copySize)
 	_, _ = rand.Read(content)
@@ -256,11 +256,11 @@ func (u *sshUser) testCopy(t *testing.T) {
 	assert.True(t, err == nil && bytes.Equal(got, content), "%d bytes of %d came back, %v", len(got), len(content), err)
 	u.expectOutput(1, "", "not a regular file", append(cp, "folder", u.user+"@web:/tmp/other")...)
 	u.expectOutput(1, "", "No such file or directory", append(cp, u.user+"@web:/tmp/none", ".")...)
-	u.expectOutput(1, "", "one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
+	u.expectOutput(1, "", "exactly one of the paths has to be in a VM", append(cp, u.user+"@web:/tmp/x", "ann@db:/tmp/x")...)
 }
 
-// TestLoginUser checks that ssh and scp log in as the user of the cloud image that a VM names, unless another
-// one is given.
+// TestLoginUser checks that ssh and scp log in as the user of the VM's cloud image, unless the command names
+// another user.
 func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 	dir := t.TempDir()
 	for _, program := range []string{"ssh", "scp"} {
@@ -289,6 +289,6 @@ func TestLoginUser(t *testing.T) { //nolint:paralleltest // it replaces ssh
 		assert.True(t, strings.HasSuffix(out, c.ends+"\n"), "kubectl vm %s runs %q, want %q at its end", c.args, out, c.ends)
 	}
 	if r := u.run("cp", "image:/etc/hostname", dir); r.code == 0 || strings.Contains(r.out, "ControlPath") || !strings.Contains(r.errs, "serves no consoles, logs, commands") {
-		t.Errorf("kubectl vm cp of a machine of a container image asks no Drover: %+v", r)
+		t.Errorf("kubectl vm cp of a machine of a container image does not look for Drover: %+v", r)
 	}
 }

@@ -21,9 +21,9 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestNamespaceOfATenant has a tenant who may create namespaces, and administers those, in a
-// cluster where Drover is not in drover-system. No user connects to the server that he
-// publishes in that namespace.
+// TestNamespaceOfATenant lets a tenant create namespace drover-system and administer it, in a cluster
+// where Drover is in another namespace. Other users must not connect to a server that the tenant
+// publishes there.
 func TestNamespaceOfATenant(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -58,8 +58,8 @@ func TestNamespaceOfATenant(t *testing.T) {
 	assert.True(t, n == 0, "the tenant's server had %d connections", n)
 }
 
-// newTenant returns a user who has created a namespace and, as clusters give it, is its
-// administrator.
+// newTenant returns a user who has created a namespace and is its administrator, as is usual in
+// clusters.
 func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 	t.Helper()
 	const name = "tenant"
@@ -75,8 +75,8 @@ func newTenant(t *testing.T, namespace string) kubernetes.Interface {
 	return tenant
 }
 
-// onceAllowed makes a request until it is not forbidden any more: the API server takes a moment
-// to apply a new role.
+// onceAllowed repeats a request until it is no longer forbidden: the API server applies new roles
+// with a delay.
 func onceAllowed(t *testing.T, request func() error) {
 	t.Helper()
 	assert.Eventually(t, "the new role is applied", func(t testing.TB) error {

@@ -30,7 +30,7 @@ type terminal struct {
 	exit            chan int
 }
 
-// newTerminal opens a terminal of a size, and collects what is written to it.
+// newTerminal opens a terminal of a size, and collects all output to it.
 func newTerminal(t *testing.T, width, height uint16) *terminal {
 	t.Helper()
 	person, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -53,7 +53,7 @@ func newTerminal(t *testing.T, width, height uint16) *terminal {
 // close ends the terminal and returns all that was written.
 func (tty *terminal) close() string {
 	_ = tty.program.Close()
-	<-tty.ended // reading fails once the program's side is closed
+	<-tty.ended // reading fails once the program's end is closed
 	_ = tty.person.Close()
 	return tty.text.String()
 }
@@ -76,7 +76,7 @@ func (tty *terminal) typeText(t testing.TB, text string) {
 	assert.NoError(t, assert.ErrorOf(io.WriteString(tty.person, text)))
 }
 
-// TestDeleteAsks answers the question on a terminal.
+// TestDeleteAsks answers delete's question on a terminal.
 func TestDeleteAsks(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -116,7 +116,7 @@ func TestQuestionEndsByCtrlC(t *testing.T) {
 	tty.close()
 }
 
-// TestColors looks for sequences that only a terminal may get.
+// TestColors looks for escape sequences, which only a terminal may get.
 func TestColors(t *testing.T) {
 	u := newUser(t)
 	u.createVM("web")
@@ -131,8 +131,8 @@ func TestColors(t *testing.T) {
 	}
 }
 
-// TestCreateOnATerminal checks that the line that is redrawn leaves nothing behind, and that no
-// line is longer than a narrow terminal.
+// TestCreateOnATerminal checks that the redrawn progress line is erased at the end, and that no line
+// is longer than a narrow terminal.
 func TestCreateOnATerminal(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -149,7 +149,7 @@ func TestCreateOnATerminal(t *testing.T) {
 	}
 }
 
-// TestCompletion asks as kubectl does.
+// TestCompletion requests completions as kubectl does.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)
@@ -182,7 +182,7 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
-// pluginPath returns the path of kubectl-vm, which make build puts beside the program that clusters run.
+// pluginPath returns the paths of kubectl-vm and drover, which make build puts into one folder.
 func pluginPath(t *testing.T) (path, drover string) {
 	t.Helper()
 	drover, err := framework.DroverBinary()
@@ -194,7 +194,7 @@ func pluginPath(t *testing.T) (path, drover string) {
 	return path, drover
 }
 
-// TestPlugin lets kubectl find the program.
+// TestPlugin runs kubectl-vm as a plugin of kubectl.
 func TestPlugin(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)

@@ -44,13 +44,12 @@ func newUserOf(t testing.TB, env *testenv.Environment) *user {
 	return &user{t: t, env: env, namespace: env.CreateNamespace(t), flags: []string{"--kubeconfig=" + env.Kubeconfig}, stdin: strings.NewReader("")}
 }
 
-// result is the output of a run.
+// result is the output and exit code of a command.
 type result struct {
 	out, errs string
 	code      int
 }
 
-// run runs a verb.
 func (u *user) run(args ...string) result {
 	u.t.Helper()
 	var out, errs buffer
@@ -64,7 +63,7 @@ type job struct {
 	exit      chan int
 }
 
-// start starts a verb that ends with ctx at the latest.
+// start starts a verb that ends at the latest when ctx ends.
 func (u *user) start(ctx context.Context, args ...string) *job {
 	j := &job{exit: make(chan int, 1)}
 	go func() {
@@ -97,11 +96,11 @@ func (b *buffer) waitFor(t testing.TB, text string) {
 	t.Helper()
 	assert.Eventually(t, fmt.Sprintf("%q is printed", text), func(testing.TB) error {
 		all := b.String()
-		return assert.ErrorUnless(strings.Contains(all, text), "there is %q", all)
+		return assert.ErrorUnless(strings.Contains(all, text), "the output is %q", all)
 	})
 }
 
-// args returns a command line with the flags of the user, in front of dashes.
+// args returns a command line with the user's flags inserted before "--".
 func (u *user) args(args []string) []string {
 	end := slices.Index(args, "--")
 	if end < 0 {
@@ -110,8 +109,8 @@ func (u *user) args(args []string) []string {
 	return slices.Concat([]string{"kubectl-vm"}, args[:end], []string{"--namespace=" + u.namespace}, u.flags, args[end:])
 }
 
-// program begins the commands that are printed for this user, who names the cluster and a namespace by
-// flags.
+// program is how commands printed for this user begin: with flags that name the cluster and the
+// namespace.
 func (u *user) program() string {
 	return "kubectl vm " + strings.Replace(strings.Join(u.flags, " "), "=", " ", 1) + " --namespace " + u.namespace
 }
@@ -135,7 +134,7 @@ func (u *user) eventuallyRun(args ...string) {
 	})
 }
 
-// mustFail runs a command that must fail with a code, and with texts in its output.
+// mustFail runs a command that must fail with an exit code, and with texts in its output.
 func (u *user) mustFail(code int, texts []string, args ...string) result {
 	u.t.Helper()
 	r := u.run(args...)
@@ -167,7 +166,7 @@ func (u *user) getVM(name string) *api.VirtualMachine {
 	return vm
 }
 
-// findVM is get for a VM that may not be there.
+// findVM reads a VM that may not exist.
 func (u *user) findVM(name string) *api.VirtualMachine {
 	u.t.Helper()
 	vm, err := u.env.VMsIn(u.namespace).Get(u.t.Context(), name, metav1.GetOptions{})
@@ -184,7 +183,7 @@ func (u *user) waitFor(name string, check framework.VMCheck) {
 	u.env.WaitForVM(u.t, u.getVM(name), check)
 }
 
-// buffer is a buffer that may be read while it is written.
+// buffer is a bytes.Buffer that is safe for concurrent use.
 type buffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -202,24 +201,24 @@ func (b *buffer) String() string {
 	return b.text.String()
 }
 
-// failing is the name of VMs that are never created, and slow the name of VMs whose creation
-// takes long enough to be watched.
+// failing is the name of VMs whose creation always fails, and slow the name of VMs whose creation
+// takes long enough to be observed.
 const failing, slow = "failing", "slow"
 
-// setFaults has the fake engine treat VMs of these names so.
+// setFaults sets these faults of the fake engine.
 func (u *user) setFaults() {
 	u.t.Helper()
 	environment.SetFaults(u.t, failing+": {failCreate: 1000000, message: out of luck}\n"+slow+": {latency: 5s}\n")
 }
 
-// createFailing creates a VM whose creation fails, again and again.
+// createFailing creates a VM whose creation always fails.
 func (u *user) createFailing(flags ...string) result {
 	u.t.Helper()
 	u.setFaults()
 	return u.run(append([]string{"create", failing, "--driver=fake"}, flags...)...)
 }
 
-// waitForFailures waits until that creation has failed twice.
+// waitForFailures waits until the creation of VM failing has failed twice.
 func (u *user) waitForFailures() {
 	u.t.Helper()
 	u.waitFor(failing, func(vm *api.VirtualMachine) error {
@@ -230,7 +229,7 @@ func (u *user) waitForFailures() {
 	})
 }
 
-// wantTexts fails unless a text has all parts.
+// wantTexts fails unless a text contains all parts.
 func wantTexts(t testing.TB, text string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {

@@ -25,8 +25,8 @@ import (
 
 const accountName = "drover-controller"
 
-// TestAccount runs one controller that has only the rights of config/rbac, for all tests of its rights and of
-// users' rights there.
+// TestAccount runs one controller that has only the rights of config/rbac, for all tests of the controller's
+// rights and of users' rights.
 func TestAccount(t *testing.T) {
 	t.Parallel()
 	w := testenv.Start(t)
@@ -47,13 +47,13 @@ func TestAccount(t *testing.T) {
 			t.Run(name, func(t *testing.T) { t.Parallel(); test(t, w) })
 		}
 	})
-	// All that it has tried is allowed, even where it would continue quietly after a refusal.
-	assert.True(t, !strings.Contains(controller.Output(), "forbidden"), "something was forbidden")
+	// Every request was allowed, including those whose refusal the controller would not report otherwise.
+	assert.True(t, !strings.Contains(controller.Output(), "forbidden"), "a request of the controller was forbidden")
 	t.Run("secrets", func(t *testing.T) { testSecrets(t, w) })
 	controller.MustStop()
 }
 
-// testLife takes a VM through its life.
+// testLife creates, stops, starts, resizes and deletes a VM.
 func testLife(t *testing.T, w *testenv.Environment) {
 	vm := w.CreateActiveVM(t, fakeVM("life"))
 	w.WaitForEvent(t, vm, api.EventCreated)
@@ -71,8 +71,8 @@ func testLife(t *testing.T, w *testenv.Environment) {
 	assert.True(t, w.ReadFakeServer(t, vm.UID) == nil, "the server is still there")
 }
 
-// testSecrets checks that a Secret is read where the controller was bound,
-// and that elsewhere the VM reports the missing permission until it is granted.
+// testSecrets checks that a Secret is read in a namespace with the RoleBinding, and that the VM in
+// another namespace reports the missing permission until it is granted.
 func testSecrets(t *testing.T, w *testenv.Environment) {
 	bound, unbound := w.CreateNamespace(t), w.CreateNamespace(t)
 	bindSecrets(t, w, bound)
@@ -88,12 +88,12 @@ func testSecrets(t *testing.T, w *testenv.Environment) {
 	w.WaitForVM(t, refused, framework.HasPhase(api.PhaseFailed, api.ReasonSecretUnavailable),
 		framework.HasMessage("spec.userData"), framework.HasMessage(`"init"`), framework.HasMessage("forbidden"),
 		framework.HasMessage("system:serviceaccount:"+namespace+":"+accountName), framework.HasMessage(`namespace "`+unbound+`"`))
-	assert.True(t, w.ReadFakeServer(t, refused.UID) == nil, "there is a server without its user-data")
+	assert.True(t, w.ReadFakeServer(t, refused.UID) == nil, "a server was created without its user-data")
 	bindSecrets(t, w, unbound)
 	w.WaitForVM(t, refused, framework.IsActive)
 }
 
-// bindSecrets does what docs/cluster-operations.md instructs users to do.
+// bindSecrets lets the controller read the Secrets of a namespace, as docs/cluster-operations.md describes.
 func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	framework.RunKubectl(t, w.Kubeconfig, "create", "rolebinding", "drover-secrets-reader", "--namespace", ns,
@@ -101,17 +101,16 @@ func bindSecrets(t *testing.T, w *testenv.Environment, ns string) {
 	waitForAccess(t, w, true, authorizationv1.ResourceAttributes{Namespace: ns, Verb: "get", Resource: "secrets"})
 }
 
-// waitForAccess waits until the API server applies what was changed of the controller's rights, so that the
-// controller gets no answer that is about to change.
+// waitForAccess waits until the API server applies a change of the controller's rights.
 func waitForAccess(t *testing.T, w *testenv.Environment, may bool, attributes authorizationv1.ResourceAttributes) {
 	t.Helper()
 	controller := authenticationv1.UserInfo{Username: "system:serviceaccount:" + namespace + ":" + accountName}
 	assert.Eventually(t, fmt.Sprintf("%+v is allowed: %t", attributes, may), func(t testing.TB) error {
-		return assert.ErrorUnless(isAllowed(t, w.KubeClient, controller, attributes) == may, "it is not so")
+		return assert.ErrorUnless(isAllowed(t, w.KubeClient, controller, attributes) == may, "the answer is still %t", !may)
 	})
 }
 
-// isAllowed reports whether the API server tells someone that a user may do something.
+// isAllowed asks the API server as one user whether another user may do something.
 func isAllowed(t testing.TB, who kubernetes.Interface, user authenticationv1.UserInfo, attributes authorizationv1.ResourceAttributes) bool {
 	t.Helper()
 	answer, err := who.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
@@ -125,13 +124,13 @@ func fakeVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver("fake").GracePeriod(5)
 }
 
-// unservedVM returns a VM of a driver that no controller has.
+// unservedVM returns a VM of a driver that no controller of these tests enables.
 func unservedVM(name string) *framework.VMBuilder { return framework.NewVM(name).Driver("docker") }
 
-// startControllerAs starts a controller that has only the ServiceAccount's token, with
-// those flags of the Deployment that concern rights.
+// startControllerAs starts a controller with only the ServiceAccount's token, and with the
+// Deployment's flags that concern rights.
 //
-// There is one at a time in a cluster, as all have one Lease.
+// Only one test at a time may run such a controller, as all share a Lease.
 func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *testenv.ControllerProcess {
 	t.Helper()
 	as := &testenv.Environment{
@@ -142,7 +141,7 @@ func startControllerAs(t *testing.T, w *testenv.Environment, args ...string) *te
 	return as.StartControllerProcess(t, []string{"POD_NAME=drover-controller-0"}, args...)
 }
 
-// accountUser is the controller's ServiceAccount, with a token alone.
+// accountUser is a client with the token of the controller's ServiceAccount and no other credentials.
 func accountUser(t *testing.T, w *testenv.Environment) *rest.Config {
 	t.Helper()
 	return w.TokenUser(w.RequestToken(t, namespace, accountName))
@@ -170,7 +169,7 @@ func testPermissions(t *testing.T, w *testenv.Environment) {
 		_, err := leases.List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + accountName})
 		assert.NoError(t, err)
 		_, err = leases.List(t.Context(), metav1.ListOptions{})
-		assert.True(t, apierrors.IsForbidden(err), "it may list all: error %v", err)
+		assert.True(t, apierrors.IsForbidden(err), "the account may list all Leases: error %v", err)
 	})
 }
 

@@ -32,7 +32,7 @@ const (
 	valuesNamespace = "drover-values"
 )
 
-// TestInstallations installs Drover in one way after the other. Nothing runs the pods.
+// TestInstallations installs Drover in each way, one after the other. The cluster runs no pods.
 func TestInstallations(t *testing.T) {
 	t.Parallel()
 	w := startWithAllAPIs(t)
@@ -43,7 +43,7 @@ func TestInstallations(t *testing.T) {
 		{"static pod", testStaticPod},
 		{"config", testConfig},
 		{"chart", testChart},
-		{"aggregation", testAggregation}, // after the chart was removed
+		{"aggregation", testAggregation}, // after the chart is removed
 		{"all values", testAllValues},
 		{"older CRD", testOlderCRD},
 	} {
@@ -51,8 +51,8 @@ func TestInstallations(t *testing.T) {
 	}
 }
 
-// checkNoWarnings fails the test on warnings: the API server warns of objects that it
-// would refuse elsewhere, such as a pod that is not restricted.
+// checkNoWarnings fails the test on warnings: the API server warns of objects that clusters with
+// stricter settings refuse, such as a pod that is not restricted.
 func checkNoWarnings(t *testing.T, stderr string) {
 	t.Helper()
 	for line := range strings.Lines(stderr) {
@@ -66,7 +66,7 @@ func checkNoWarnings(t *testing.T, stderr string) {
 func testConfig(t *testing.T, w *testenv.Environment) {
 	_, stderr := framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("default"), "--validate=strict")
 	checkNoWarnings(t, stderr)
-	// Again, as server-side apply does, and with the component for driver pod.
+	// Apply a second time, by server-side apply, and with the component for driver pod.
 	for _, dir := range []string{configPath("default"), overlay("pod")} {
 		_, stderr = framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", dir, "--validate=strict", "--server-side", "--force-conflicts", "--dry-run=server")
 		checkNoWarnings(t, stderr)
@@ -80,21 +80,21 @@ func testConfig(t *testing.T, w *testenv.Environment) {
 	dryRunPod(t, kube, pod, "violates PodSecurity")
 }
 
-// checkInstalled checks for the objects that every installation of Drover has.
+// checkInstalled checks the objects that every installation of Drover has.
 func checkInstalled(t *testing.T, kube kubernetes.Interface, ns string) {
 	t.Helper()
 	get := metav1.GetOptions{}
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", get)
 	assert.NoError(t, err)
 	n := *deployment.Spec.Replicas
-	assert.True(t, n == 3, "it has %d replicas, want 3", n)
+	assert.True(t, n == 3, "the Deployment has %d replicas, want 3", n)
 	_, budgetErr := kube.PolicyV1().PodDisruptionBudgets(ns).Get(t.Context(), "drover-controller", get)
 	_, policyErr := kube.NetworkingV1().NetworkPolicies(ns).Get(t.Context(), "drover-controller", get)
 	_, serviceErr := kube.CoreV1().Services(ns).Get(t.Context(), "drover-metrics", get)
 	assert.NoError(t, errors.Join(budgetErr, policyErr, serviceErr))
 }
 
-// podTemplateOf returns the pod that the Deployment would create.
+// podTemplateOf returns a pod of the Deployment's template.
 func podTemplateOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.Pod {
 	t.Helper()
 	deployment, err := kube.AppsV1().Deployments(ns).Get(t.Context(), "drover-controller", metav1.GetOptions{})
@@ -105,7 +105,7 @@ func podTemplateOf(t *testing.T, kube kubernetes.Interface, ns string) *corev1.P
 	return pod
 }
 
-// dryRunPod makes the API server admit a pod, or refuse it with a text.
+// dryRunPod checks that the API server admits a pod, or refuses it with a text.
 func dryRunPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal string) {
 	t.Helper()
 	opts := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict}
@@ -116,7 +116,7 @@ func dryRunPod(t *testing.T, kube kubernetes.Interface, pod *corev1.Pod, refusal
 	assert.True(t, refusal == "" || (err != nil && strings.Contains(err.Error(), refusal)), "the error is %v, want %q in it", err, refusal)
 }
 
-// applyChart applies what the chart renders.
+// applyChart renders the chart and applies the objects.
 func applyChart(t *testing.T, w *testenv.Environment, ns string, values []string, flags ...string) {
 	t.Helper()
 	manifests, _ := framework.RunHelm(t, w.Kubeconfig, append([]string{"template", "drover", chart, "--namespace", ns}, values...)...)
@@ -129,7 +129,7 @@ func applyChart(t *testing.T, w *testenv.Environment, ns string, values []string
 func testChart(t *testing.T, w *testenv.Environment) {
 	applyChart(t, w, metav1.NamespaceDefault, nil, "--dry-run=server")
 
-	// drover up has installed the CRD: from now on it is the chart's.
+	// drover up has installed the CRD: hand it over to the chart.
 	kube := w.KubeClient
 	args := []string{chart, "--namespace", chartNamespace, "--take-ownership", "--force-conflicts", "--set", "secretNamespaces={default}"}
 	framework.RunHelm(t, w.Kubeconfig, append([]string{"install", "drover", "--create-namespace"}, args...)...)
@@ -142,8 +142,8 @@ func testChart(t *testing.T, w *testenv.Environment) {
 	checkUninstallKeepsVMs(t, w)
 }
 
-// testAllValues checks that the API server accepts what the values lead to, in
-// a namespace of restricted pods, and the PodMonitor as Prometheus Operator defines it.
+// testAllValues checks that the API server accepts the objects of the chart with all values set,
+// in a namespace of restricted pods, including the PodMonitor.
 func testAllValues(t *testing.T, w *testenv.Environment) {
 	framework.RunKubectl(t, w.Kubeconfig, "apply", "-f", podMonitorCRD, "--validate=strict")
 	framework.RunKubectl(t, w.Kubeconfig, "wait", "--for=condition=Established", "--timeout="+framework.CommandTimeout.String(), "-f", podMonitorCRD)
@@ -157,8 +157,8 @@ func testAllValues(t *testing.T, w *testenv.Environment) {
 	checkScraper(t, w, waitForToken(t, w.KubeClient, valuesNamespace, "drover-metrics-scraper"))
 }
 
-// checkScraper checks that the PodMonitor's token allows to read metrics, beside the
-// rights of every account.
+// checkScraper checks that the PodMonitor's token may read metrics, and has no other rights than
+// every account.
 func checkScraper(t *testing.T, w *testenv.Environment, token string) {
 	t.Helper()
 	scraper := newUser(t, "", "token", w.TokenUser(token)).client
@@ -167,7 +167,7 @@ func checkScraper(t *testing.T, w *testenv.Environment, token string) {
 	assert.Eventually(t, "the account may read metrics", func(t testing.TB) error {
 		answer, err := scraper.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 		if err == nil && !answer.Status.Allowed {
-			err = errors.New("it may not")
+			err = errors.New("the account may not")
 		}
 		return err
 	})
@@ -176,12 +176,12 @@ func checkScraper(t *testing.T, w *testenv.Environment, token string) {
 	assert.NoError(t, err)
 	for _, rule := range answer.Status.ResourceRules {
 		assert.True(t, strings.HasPrefix(rule.Resources[0], "selfsubject") || slices.Equal(rule.ResourceNames, []string{streams.ConfigMapName}),
-			"it may %v %v", rule.Verbs, rule.Resources)
+			"the account may %v %v", rule.Verbs, rule.Resources)
 	}
 }
 
-// testAggregation checks that a value gives editors of namespaces their VMs, and takes
-// them away again.
+// testAggregation checks that a value of the chart gives editors of namespaces rights to VMs, and
+// takes these rights away again.
 func testAggregation(t *testing.T, w *testenv.Environment) {
 	roles := w.KubeClient.RbacV1().ClusterRoles()
 	args := []string{"drover", chart, "--namespace", chartNamespace, "--set", "crds.install=false"}
@@ -200,15 +200,15 @@ func testAggregation(t *testing.T, w *testenv.Environment) {
 				return err
 			}
 			has := slices.ContainsFunc(edit.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.APIGroups, api.SchemeGroupVersion.Group) })
-			return assert.ErrorUnless(has == step.want, "it has them: %v", has)
+			return assert.ErrorUnless(has == step.want, "role edit has VMs: %v", has)
 		})
 		_, err := roles.Get(t.Context(), "drover-edit", metav1.GetOptions{})
 		assert.NoError(t, err)
 	}
 }
 
-// checkUninstallKeepsVMs checks that the CRD stays; otherwise every VM would be deleted
-// with it.
+// checkUninstallKeepsVMs checks that uninstalling the chart keeps the CRD, with which all VMs would
+// be deleted.
 func checkUninstallKeepsVMs(t *testing.T, w *testenv.Environment) {
 	t.Helper()
 	vms := w.VMsIn(metav1.NamespaceDefault)
@@ -223,8 +223,8 @@ func checkUninstallKeepsVMs(t *testing.T, w *testenv.Environment) {
 	assert.NoError(t, vms.Delete(t.Context(), vm.Name, metav1.DeleteOptions{}))
 }
 
-// testStaticPod checks that the pod is admitted, and that the token for its
-// kubeconfig is the controller's.
+// testStaticPod checks that the static pod is admitted, and that the token for its kubeconfig has
+// the controller's rights.
 func testStaticPod(t *testing.T, w *testenv.Environment) {
 	kube := w.KubeClient
 	_, stderr := framework.RunKubectl(t, w.Kubeconfig, "apply", "-k", configPath("static-pod"), "--validate=strict")
@@ -240,7 +240,7 @@ func testStaticPod(t *testing.T, w *testenv.Environment) {
 	_, err := controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
 	assert.NoError(t, err)
 	_, err = controller.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceDefault, metav1.GetOptions{})
-	assert.True(t, apierrors.IsForbidden(err), "it may read another namespace: error %v", err)
+	assert.True(t, apierrors.IsForbidden(err), "the token may read another namespace: error %v", err)
 }
 
 func waitForToken(t *testing.T, kube kubernetes.Interface, ns, name string) string {
@@ -252,7 +252,7 @@ func waitForToken(t *testing.T, kube kubernetes.Interface, ns, name string) stri
 			return err
 		}
 		if token = string(secret.Data[corev1.ServiceAccountTokenKey]); token == "" {
-			return errors.New("it has none")
+			return errors.New("the Secret lacks a token")
 		}
 		return nil
 	})

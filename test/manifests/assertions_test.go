@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// testAssertionPolicy checks who may say that a machine is off: not an editor of VirtualMachines,
-// in any way, and who has the verb may in that namespace alone.
+// testAssertionPolicy checks who may assert that a machine is off: never an editor of VirtualMachines,
+// and a user with the special verb only in the namespace of the verb.
 func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
 	for _, ns := range []string{usersNamespace, otherNamespace} {
 		w.CreateNamedNamespace(t, ns)
@@ -35,7 +35,7 @@ func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
 	assert.Eventually(t, "the policy applies", func(t testing.TB) error {
 		_, err := editor.send(t.Context(), usersNamespace, assertOff("vm", "a"))
 		if err == nil || !strings.Contains(err.Error(), "drover-machine-is-off") {
-			return fmt.Errorf("an editor gets %w", err)
+			return fmt.Errorf("the editor gets error %w", err)
 		}
 		return nil
 	})
@@ -56,7 +56,7 @@ func testAssertionPolicy(t *testing.T, w *testenv.Environment) {
 	for pod, allowed := range map[string]bool{"": true, "b": false} {
 		assert.Eventually(t, "a replacement with the assertion "+pod, func(testing.TB) error {
 			_, err := editor.send(t.Context(), usersNamespace, replaceAsserted(t, w, pod))
-			if apierrors.IsConflict(err) { // its status was written meanwhile
+			if apierrors.IsConflict(err) { // the controller has written the status meanwhile
 				return err
 			}
 			checkAnswer(t, editor, usersNamespace, err, allowed)
@@ -70,15 +70,15 @@ func newRoleUser(t *testing.T, w *testenv.Environment, role string) user {
 	t.Helper()
 	config, subject := tokenUser(t, w, "user-of-"+role)
 	w.Bind(t, usersNamespace, role, subject)
-	// An operator may edit in the other namespace, so that only the verb is missing there.
+	// The operator may also edit in the other namespace, so that only the verb is missing there.
 	w.Bind(t, otherNamespace, "edit", subject)
 	return newUser(t, role, "token", config)
 }
 
-// assertionRequest is one that may set the annotation.
+// assertionRequest is a request that tries to set the annotation.
 type assertionRequest struct {
-	// editor and operator report whether an editor may send it, and whether an operator may, who
-	// only patches.
+	// editor and operator say whether an editor may send the request, and whether an operator may,
+	// who has only the right to patch.
 	editor, operator bool
 	request
 }
@@ -127,13 +127,13 @@ func checkAssertion(t *testing.T, u user, ns string, r request, allowed bool) {
 
 func checkAnswer(t *testing.T, u user, ns string, err error, allowed bool) {
 	t.Helper()
-	assert.True(t, (err == nil) == allowed && (err == nil || apierrors.IsForbidden(err)), "%s in %s, who may: %t, gets %v", u.info.Username, ns, allowed, err)
+	assert.True(t, (err == nil) == allowed && (err == nil || apierrors.IsForbidden(err)), "%s in %s, allowed: %t, gets error %v", u.info.Username, ns, allowed, err)
 }
 
 const (
-	// refused is the annotation of a pod of which an assertion was refused.
+	// refused is the annotation of a pod whose assertion was refused.
 	refused = "cloudnative.tw/assertion-refused"
-	// otherPod is the UID of none.
+	// otherPod is a UID that no pod has.
 	otherPod = "00000000-0000-0000-0000-000000000000"
 )
 
@@ -147,15 +147,15 @@ func runOnLostNode(t *testing.T, w *testenv.Environment, name string) (*api.Virt
 	return vm, pod, node
 }
 
-// testIgnoredAssertion has a controller that accepts no assertions.
+// testIgnoredAssertion runs with a controller that accepts no assertions.
 func testIgnoredAssertion(t *testing.T, w *testenv.Environment) {
 	vm, pod, _ := runOnLostNode(t, w, "ignored")
 	setAssertion(t, w, vm, string(pod.UID))
 	checkStays(t, w, vm, pod, "the controller accepts no assertions")
 }
 
-// testAssertion says of pods on a lost node that their machines are off. It counts for the pod with
-// that UID where its node is not ready. One that was made while the node was ready never counts.
+// testAssertion asserts that machines of pods on a lost node are off. An assertion counts for the pod
+// with its UID if the pod's node is not ready. An assertion made while the node was ready never counts.
 func testAssertion(t *testing.T, w *testenv.Environment) {
 	vm, first, node := runOnLostNode(t, w, "asserted")
 	setAssertion(t, w, vm, otherPod)
@@ -173,7 +173,7 @@ func testAssertion(t *testing.T, w *testenv.Environment) {
 	var second *corev1.Pod
 	assert.Eventually(t, "another pod", func(t testing.TB) error {
 		if second = waitForPod(t, w, vm); second.UID == first.UID {
-			return fmt.Errorf("%s is there", first.UID)
+			return fmt.Errorf("the pod is still %s", first.UID)
 		}
 		return nil
 	})
@@ -189,11 +189,11 @@ func testAssertion(t *testing.T, w *testenv.Environment) {
 func waitForRefusal(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, want bool) {
 	t.Helper()
 	assert.Eventually(t, fmt.Sprintf("the refusal is recorded: %t", want), func(t testing.TB) error {
-		return assert.ErrorUnless((waitForPod(t, w, vm).Annotations[refused] != "") == want, "it is not so")
+		return assert.ErrorUnless((waitForPod(t, w, vm).Annotations[refused] != "") == want, "recorded: %t", !want)
 	})
 }
 
-// testLostPods says that the machines of pods are off whose objects are gone.
+// testLostPods asserts that machines are off whose pods' objects were deleted.
 func testLostPods(t *testing.T, w *testenv.Environment) {
 	for name, vm := range map[string]*api.VirtualMachine{
 		"with a disk": w.CreateVM(t, podVM("disk")),
@@ -252,8 +252,8 @@ func setAssertion(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, 
 	assert.NoError(t, err)
 }
 
-// checkStays checks that a pod is neither deleted nor released. It changes the spec in a way that no pod is
-// changed for, and waits until the controller has acted upon that, and so upon what was there before.
+// checkStays checks that a pod is neither deleted nor released. It makes a change of the spec that changes no
+// pod, and waits until the controller has observed this change, and so all earlier ones.
 func checkStays(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, pod *corev1.Pod, why string) {
 	t.Helper()
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) {

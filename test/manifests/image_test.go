@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestImage runs the container image as a kubelet runs the Deployment's: as an
+// TestImage runs the container image as a kubelet runs the pods of the Deployment: as an
 // unprivileged user, without capabilities, on a read-only root file system.
 func TestImage(t *testing.T) {
 	tier.Full(t, "it builds the image and starts a cluster; TestAccount runs the same program with the same rights")
@@ -34,8 +34,8 @@ func TestImage(t *testing.T) {
 	w.DeleteVM(t, vm)
 	w.WaitForDeletion(t, vm)
 
-	docker(t, "stop", "--time=20", id) // it is process 1 there, for which signals lack a default
-	assert.Equal(t, "it ended with code", testenv.InspectContainer(t, id).State.ExitCode, 0)
+	docker(t, "stop", "--time=20", id) // process 1 of a container ignores signals unless it handles them
+	assert.Equal(t, "the controller ended with code", testenv.InspectContainer(t, id).State.ExitCode, 0)
 }
 
 func docker(t *testing.T, args ...string) string {
@@ -44,7 +44,7 @@ func docker(t *testing.T, args ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// loadImage builds the image and puts it into the engine.
+// loadImage builds the image and loads it into the engine.
 func loadImage(t *testing.T) string {
 	t.Helper()
 	out, tag := t.TempDir(), fmt.Sprintf("drover-test-controller:%d", os.Getpid())
@@ -59,8 +59,7 @@ func loadImage(t *testing.T) string {
 
 func runImage(t *testing.T, image, kubeconfig string) string {
 	t.Helper()
-	// The container's user is unprivileged on the host too, and must be able to find
-	// the file.
+	// The container's user is also unprivileged on the host, and must be able to read the file.
 	assert.NoError(t, os.Chmod(kubeconfig, 0o644))
 	id := docker(t, "create", "--network=host", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
 		"--volume="+kubeconfig+":/kubeconfig:ro", "--env=POD_NAME=drover-controller-0", image,

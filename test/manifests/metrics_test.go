@@ -41,7 +41,7 @@ func TestFlagsExist(t *testing.T) {
 	}
 }
 
-// readPod returns the static pod as if it were a Deployment's.
+// readPod returns the static pod as the template of a Deployment.
 func readPod(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
 	text, err := os.ReadFile(staticPod)
@@ -50,7 +50,7 @@ func readPod(t *testing.T) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"template": pod.Object}}}
 }
 
-// testMetrics checks that metrics need an authorised token and HTTPS.
+// testMetrics checks that metrics require an authorised token and HTTPS.
 func testMetrics(t *testing.T, w *testenv.Environment, addr string) {
 	scraperUser, subject := w.NewAccount(t, namespace, "scraper")
 	strangerUser, _ := w.NewAccount(t, namespace, "stranger")
@@ -60,21 +60,21 @@ func testMetrics(t *testing.T, w *testenv.Environment, addr string) {
 	checkAnswers(t, "https://"+addr, scraper, http.StatusOK, "drover_")
 	checkAnswers(t, "https://"+addr, stranger, http.StatusForbidden, "stranger")
 	checkAnswers(t, "https://"+addr, "", http.StatusUnauthorized, "")
-	// controller-runtime answers in this way to an invalid token.
+	// This is how controller-runtime answers an invalid token.
 	checkAnswers(t, "https://"+addr, "no token at all", http.StatusInternalServerError, "Authentication failed")
-	// What answers to HTTP here is an error, or the line cut.
+	// The server answers plain HTTP with an error, or closes the connection.
 	code, body, err := requestMetrics(t, "http://"+addr, scraper)
-	assert.True(t, err != nil || code == http.StatusBadRequest, "by HTTP it answers %d: %.200s", code, body)
+	assert.True(t, err != nil || code == http.StatusBadRequest, "the answer to HTTP is %d: %.200s", code, body)
 }
 
-// checkAnswers requests metrics until the answer is the expected one: the program takes a
-// moment to start, and caches a refusal for half a minute.
+// checkAnswers requests metrics until the answer is the expected one: the controller needs time
+// to start, and caches a refusal for half a minute.
 func checkAnswers(t *testing.T, url, token string, code int, text string) {
 	t.Helper()
 	assert.Eventually(t, fmt.Sprintf("%s answers %d", url, code), func(t testing.TB) error {
 		got, body, err := requestMetrics(t, url, token)
 		if err == nil && (got != code || !strings.Contains(body, text)) {
-			return fmt.Errorf("it answers %d: %.200s", got, body)
+			return fmt.Errorf("the answer is %d: %.200s", got, body)
 		}
 		return err
 	})

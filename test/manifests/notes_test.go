@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestNotes checks that what helm install prints about Secrets agrees with the rights that it grants.
+// TestNotes checks that the notes of helm install about Secrets agree with the rights that the chart grants.
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	const (
@@ -39,10 +39,10 @@ func TestNotes(t *testing.T) {
 			_, notes, _ := strings.Cut(out, "NOTES:")
 			text := strings.Join(strings.Fields(notes), " ")
 			for _, want := range tc.want {
-				assert.True(t, strings.Contains(text, want), "it does not say %q:\n%s", want, notes)
+				assert.True(t, strings.Contains(text, want), "the notes lack %q:\n%s", want, notes)
 			}
 			for _, never := range tc.never {
-				assert.True(t, !strings.Contains(text, never), "it says %q:\n%s", never, notes)
+				assert.True(t, !strings.Contains(text, never), "the notes contain %q:\n%s", never, notes)
 			}
 		})
 	}

@@ -23,13 +23,13 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// podValues are the least that the chart needs for driver pod.
+// podValues are the values that the chart requires for driver pod.
 var podValues = []string{"--set", "vmDriver=pod,pod.machineImage=drover-machine:dev"}
 
-// podStreamsValues are the least that it needs for streams of pods.
+// podStreamsValues are the values that the chart requires for streams of pods.
 var podStreamsValues = append([]string{"--set", "pod.streams=true,streams.enabled=true,streams.certSecret=drover-streams-tls"}, podValues...)
 
-// addedRights returns the rights of an installation that another one does not have.
+// addedRights returns the rights of one installation that another one lacks.
 func addedRights(t *testing.T, plain, all []*unstructured.Unstructured) string {
 	t.Helper()
 	var added []*unstructured.Unstructured
@@ -51,7 +51,7 @@ func TestChartWithoutPods(t *testing.T) {
 		all := renderChart(t, "--set", set+strings.ReplaceAll(driver, ",", `\,`))
 		has := strings.Contains(fmt.Sprint(controllerContainer(t, findObject(t, all, "Deployment"))["args"]), "--pod-")
 		bound := addedRights(t, renderChart(t), all) != ""
-		assert.True(t, has == want && bound == want, "drivers %s: it has flags: %v and rights: %v, want %v", driver, has, bound, want)
+		assert.True(t, has == want && bound == want, "drivers %s: has flags of driver pod: %v, has its rights: %v, want %v", driver, has, bound, want)
 	}
 }
 
@@ -95,18 +95,18 @@ func testWithPods(t *testing.T, w *testenv.Environment, tests map[string]podTest
 	return controller.Output()
 }
 
-// checkAllowed checks that a controller which printed that was allowed all that it has tried.
+// checkAllowed checks by a controller's output that no request of it was forbidden.
 func checkAllowed(t *testing.T, printed string) {
 	t.Helper()
 	for line := range strings.Lines(printed) {
-		if strings.Contains(line, "forbidden") && !strings.Contains(line, "because it is being terminated") { // a test's namespace
-			t.Errorf("something was forbidden: %s", line)
+		if strings.Contains(line, "forbidden") && !strings.Contains(line, "because it is being terminated") { // the namespace of a test
+			t.Errorf("a request was forbidden: %s", line)
 		}
 	}
 }
 
-// testOneNamespace checks what a controller does that may make pods in namespace default alone, and no Secrets of
-// the machines' keys. It makes those Secrets as docs/cluster.md says.
+// testOneNamespace runs a controller that may create pods only in namespace default, and no Secrets for the
+// machines' keys. The test creates these Secrets, as docs/cluster.md says.
 func testOneNamespace(t *testing.T, w *testenv.Environment) {
 	secrets := w.KubeClient.CoreV1().Secrets(metav1.NamespaceSystem)
 	assert.NoError(t, secrets.Delete(t.Context(), "drover-machine-control", metav1.DeleteOptions{}))
@@ -130,7 +130,7 @@ func TestChartPodStreams(t *testing.T) {
 	assert.True(t, err != nil && strings.Contains(stderr, "needs streams.enabled"), "pod.streams alone: %v, %q", err, stderr)
 }
 
-// startWithAllAPIs starts a cluster whose API server serves all APIs. Nothing runs pods.
+// startWithAllAPIs starts a cluster whose API server serves all APIs. The cluster runs no pods.
 func startWithAllAPIs(t *testing.T) *testenv.Environment {
 	t.Helper()
 	w, err := testenv.NewWith(framework.ClusterOptions{Args: []string{"--all-apis"}})
@@ -145,7 +145,7 @@ func podVM(name string) *framework.VMBuilder {
 	})
 }
 
-// testPodLife takes a server to where a scheduler would take it, and removes it.
+// testPodLife creates a VM, waits until its pod may be scheduled, and deletes the VM.
 func testPodLife(t *testing.T, w *testenv.Environment, ns string) {
 	t.Helper()
 	vm := w.CreateVM(t, podVM("life").Namespace(ns))
@@ -163,7 +163,7 @@ func releaseClaim(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) 
 	assert.Eventually(t, "the PVC of "+vm.Name+" is deleted", func(t testing.TB) error {
 		list, err := claims.List(t.Context(), metav1.ListOptions{LabelSelector: "cloudnative.tw/uid=" + string(vm.UID)})
 		if err != nil || len(list.Items) != 1 || list.Items[0].DeletionTimestamp == nil {
-			return fmt.Errorf("there is %+v, %w", list, err)
+			return fmt.Errorf("the PVCs are %+v, error %w", list, err)
 		}
 		_, err = claims.Patch(t.Context(), list.Items[0].Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		return err
@@ -181,7 +181,7 @@ func waitForPod(t testing.TB, w *testenv.Environment, vm *api.VirtualMachine) (p
 		case len(pods.Items) != 1:
 			return fmt.Errorf("there are %d pods", len(pods.Items))
 		case len(pods.Items[0].Spec.SchedulingGates) > 0:
-			return errors.New("it may not")
+			return errors.New("the pod still has scheduling gates")
 		}
 		pod = &pods.Items[0]
 		return nil

@@ -21,8 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "update the golden file")
 
-// TestRBAC checks that the kustomizations give the reviewed rights, and the component for driver pod
-// what is reviewed of it. config/ is rendered from the chart.
+// TestRBAC checks that the kustomizations, and the component for driver pod, give exactly the reviewed
+// rights. config/ is rendered from the chart.
 func TestRBAC(t *testing.T) {
 	checkRights(t, "testdata/rbac.yaml", "config/default", map[string]string{
 		"config/default": permissionsOf(t, renderKustomization(t, "default")), "config/static-pod": permissionsOf(t, renderKustomization(t, "static-pod")),
@@ -35,8 +35,8 @@ func TestRBAC(t *testing.T) {
 	})
 }
 
-// checkRights checks that all have the rights that a golden file has. With -update it writes those of
-// one of them first.
+// checkRights checks that all installations give the rights of a golden file. With -update it first writes
+// the rights of the installation updatedBy to the file.
 func checkRights(t *testing.T, goldenFile, updatedBy string, rights map[string]string) {
 	t.Helper()
 	if *update {
@@ -50,8 +50,8 @@ func checkRights(t *testing.T, goldenFile, updatedBy string, rights map[string]s
 	}
 }
 
-// TestChartBindsSecretNamespaces checks that the chart adds a RoleBinding in each
-// namespace and changes nothing else.
+// TestChartBindsSecretNamespaces checks that the value adds a RoleBinding in each namespace and
+// changes nothing else.
 func TestChartBindsSecretNamespaces(t *testing.T) {
 	plain := permissionsOf(t, renderChart(t))
 	bound := permissionsOf(t, renderChart(t, "--set", "secretNamespaces={blue,green}"))
@@ -66,8 +66,8 @@ func TestChartBindsSecretNamespaces(t *testing.T) {
 	assert.Equal(t, "more has changed:\n", bound, plain)
 }
 
-// TestComponentFlags checks that a component of config/, which sets variables of the environment, gives
-// the controller the flags that the chart gives it.
+// TestComponentFlags checks that a component of config/, which sets environment variables, gives the
+// controller the same flags as the chart.
 func TestComponentFlags(t *testing.T) {
 	t.Parallel()
 	for component, tc := range map[string]struct {
@@ -89,8 +89,8 @@ func TestComponentFlags(t *testing.T) {
 	}
 }
 
-// TestChartWithoutAggregation checks that the roles stay, so that they can be bound, and
-// that nothing else changes.
+// TestChartWithoutAggregation checks that the roles still exist without aggregation, so that they can
+// be bound, and that nothing else changes.
 func TestChartWithoutAggregation(t *testing.T) {
 	with := renderChart(t)
 	labelled := 0
@@ -104,7 +104,7 @@ func TestChartWithoutAggregation(t *testing.T) {
 	assert.True(t, equality.Semantic.DeepEqual(with, without), "rbac.aggregateRoles changes more than the labels of the three roles")
 }
 
-// isAggregation reports whether Kubernetes adds a ClusterRole to another by this label.
+// isAggregation reports whether Kubernetes adds a ClusterRole with this label to another one.
 func isAggregation(label string) bool {
 	return strings.HasPrefix(label, "rbac.authorization.k8s.io/aggregate-to-")
 }
@@ -118,8 +118,8 @@ func keepLabels(o *unstructured.Unstructured, keep func(string) bool) {
 	o.SetLabels(labels)
 }
 
-// permissionsOf returns all objects that grant permissions, in one order and without
-// labels other than those that add a role to another.
+// permissionsOf returns all objects that grant permissions, sorted, and of their labels only those
+// that add a role to another.
 func permissionsOf(t *testing.T, all []*unstructured.Unstructured) string {
 	t.Helper()
 	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}

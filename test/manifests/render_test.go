@@ -20,13 +20,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// repositoryRoot of the checkout, from this folder.
+// repositoryRoot is the root of the checkout, relative to this folder.
 const repositoryRoot = "../.."
 
-// namespace that Drover is installed in.
+// namespace is where Drover is installed.
 const namespace = "drover-system"
 
-// Where the chart and the kubelet's file are.
+// Paths of the chart and of the static pod.
 var (
 	chart     = filepath.Join(repositoryRoot, "charts", "drover")
 	staticPod = filepath.Join(repositoryRoot, "config", "static-pod", "drover-controller.yaml")
@@ -46,10 +46,10 @@ func renderChart(t *testing.T, args ...string) []*unstructured.Unstructured {
 	return render(t, append([]string{"template", "drover", chart, "--namespace", namespace}, args...), framework.RunHelm)
 }
 
-// overlay has config/default with a component of config/.
+// overlay returns the folder of a kustomization of config/default with a component of config/.
 func overlay(component string) string { return filepath.Join("testdata", component) }
 
-// renderComponent renders config/default, with a component unless that is the name.
+// renderComponent renders config/default alone if component is "default", else with the component.
 func renderComponent(t *testing.T, component string) []*unstructured.Unstructured {
 	t.Helper()
 	if component == "default" {
@@ -58,7 +58,7 @@ func renderComponent(t *testing.T, component string) []*unstructured.Unstructure
 	return render(t, []string{"kustomize", overlay(component)}, framework.RunKubectl)
 }
 
-// rendered has by arguments what programs have printed: many tests render the same.
+// rendered caches the output of programs by their arguments: many tests render the same.
 var rendered sync.Map
 
 func render(t *testing.T, args []string, run func(t testing.TB, kubeconfig string, args ...string) (stdout, stderr string)) []*unstructured.Unstructured {
@@ -89,7 +89,7 @@ func decodeObjects(t *testing.T, manifests string) []*unstructured.Unstructured 
 	}
 }
 
-// findObject returns the object of a kind, and of a name if there is one.
+// findObject returns the object of a kind, and of a name if one is given.
 func findObject(t *testing.T, all []*unstructured.Unstructured, kind string, name ...string) *unstructured.Unstructured {
 	t.Helper()
 	n := slices.IndexFunc(all, func(o *unstructured.Unstructured) bool {

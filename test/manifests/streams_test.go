@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// testStreams checks that the controller serves streams and publishes where; and that a user without any right
-// finds that, and may use a stream once bound to a role.
+// testStreams checks that the controller serves streams and publishes their address, and that a user without any
+// right finds the address, and may use a stream once bound to a role.
 func testStreams(t *testing.T, w *testenv.Environment) {
 	w.CreateActiveVM(t, fakeVM("vm").Namespace("default"))
 
@@ -31,7 +31,7 @@ func testStreams(t *testing.T, w *testenv.Environment) {
 	}
 }
 
-// readLog finds the address as users do, and reads the log of VirtualMachine vm there.
+// readLog finds the address as users do, and reads the log of VirtualMachine vm from it.
 func readLog(t testing.TB, user *rest.Config) error {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(user)
@@ -51,7 +51,7 @@ func TestStreamsRights(t *testing.T) {
 	assert.True(t, permissionsOf(t, renderComponent(t, "streams")) == permissionsOf(t, renderChart(t)), "streams change the rights of the controller")
 }
 
-// flagsOf returns the flags that a controller's arguments and variables set.
+// flagsOf returns the flags that a controller's arguments and environment variables set.
 func flagsOf(t *testing.T, all []*unstructured.Unstructured) (flags []string) {
 	t.Helper()
 	container := controllerContainer(t, findObject(t, all, "Deployment"))

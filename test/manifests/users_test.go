@@ -31,14 +31,14 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// The namespaces of testUsers: its users have roles in the first one.
+// Namespaces of testUsers. The users have roles only in the first.
 const (
 	usersNamespace = "users"
 	otherNamespace = "others"
 )
 
-// rank orders the roles of Kubernetes by their rights. A role of Drover has the rank of
-// the one that it is added to.
+// rank orders the roles of Kubernetes by their rights. A role of Drover has the rank of the
+// Kubernetes role that it is aggregated to.
 type rank int
 
 const (
@@ -46,7 +46,7 @@ const (
 	rankView
 	rankEdit
 	rankAdmin
-	rankNever // more than any user has
+	rankNever // above every user's rank
 )
 
 var userRanks = map[string]rank{
@@ -54,7 +54,7 @@ var userRanks = map[string]rank{
 	"drover-view": rankView, "drover-edit": rankEdit, "drover-admin": rankAdmin,
 }
 
-// user is someone with a role, or none, and one kind of credentials.
+// user is a user of the API server with a role, or none, and one kind of credentials.
 type user struct {
 	role        string
 	credentials string
@@ -67,7 +67,7 @@ func (u user) rank() rank { return userRanks[u.role] }
 
 // testUsers checks what users may do with VirtualMachines: with each role of Kubernetes
 // that Drover's roles are added to, with each of Drover's roles alone, and with none;
-// impersonated, with a ServiceAccount's token and with a client certificate. The gate has one of these for each role.
+// impersonated, with a ServiceAccount's token and with a client certificate. The gate tests one kind for each role.
 func testUsers(t *testing.T, w *testenv.Environment) {
 	for _, ns := range []string{usersNamespace, otherNamespace} {
 		w.CreateVM(t, unservedVM("vm").Namespace(ns).Bound("docker/engine"))
@@ -150,16 +150,16 @@ func waitForRoles(t *testing.T, controller kubernetes.Interface, users []user) {
 	}
 }
 
-// request is one that a user sends to the API server for VirtualMachines.
+// request is a request for VirtualMachines that a user sends to the API server.
 type request struct {
 	verb, path string
 	body       string
 }
 
-// dryRun tries a request without an effect.
+// dryRun makes the API server try a request without an effect.
 const dryRun = "?dryRun=All"
 
-// requests are those that the API server knows for VirtualMachines, and who may send them.
+// requests are all kinds of request for VirtualMachines, with the least rank that may send them.
 var requests = map[string]struct {
 	least rank
 	request
@@ -177,7 +177,7 @@ var requests = map[string]struct {
 	"update the status": {rankNever, request{http.MethodPut, "/vm/status" + dryRun, manifestOf("vm", "example.org/note")}},
 }
 
-// manifestOf is a VirtualMachine with an annotation.
+// manifestOf returns the JSON of a VirtualMachine with an annotation.
 func manifestOf(name, annotation string) string {
 	return fmt.Sprintf(`{"apiVersion":%q,"kind":"VirtualMachine","metadata":{"name":%q,"annotations":{%q:"a"}},
 		"spec":{"driver":"docker","resource":{"cpu":1,"memory":"1Gi"}}}`, api.SchemeGroupVersion, name, annotation)
@@ -214,20 +214,20 @@ func checkRequests(t *testing.T, u user) {
 
 func isAnswer(err error, allowed bool) bool {
 	if allowed {
-		// An update needs a resourceVersion, which comes after the permission.
+		// An update requires a resourceVersion, which is checked after the permission.
 		return err == nil || apierrors.IsInvalid(err) && strings.Contains(err.Error(), "metadata.resourceVersion")
 	}
 	return apierrors.IsForbidden(err)
 }
 
-// review is a question that Drover asks before it serves a stream.
+// review is an access review by which Drover checks a user before it serves a stream.
 type review struct {
 	least       rank
 	verb        string
 	subresource string
 }
 
-// reviews are the questions of Drover, and others that must be denied.
+// reviews returns Drover's access reviews, and others that must be denied.
 func reviews() []review {
 	all := []review{
 		{rankEdit, "create", string(streams.Console)},
@@ -249,7 +249,7 @@ func reviews() []review {
 	return all
 }
 
-// checkReviews asks what Drover asks, with the rights of its controller.
+// checkReviews makes these access reviews with the rights of Drover's controller.
 func checkReviews(t *testing.T, controller kubernetes.Interface, u user) {
 	t.Helper()
 	for _, r := range reviews() {
@@ -267,8 +267,8 @@ func (u user) mayStream(t testing.TB, controller kubernetes.Interface, ns string
 	})
 }
 
-// checkControllerFields checks that an editor changes no status by a patch of the object,
-// and can remove the finalizer, as of every object that one may patch.
+// checkControllerFields checks that an editor who patches the object cannot change its status,
+// and can remove the finalizer, as Kubernetes allows to all who may patch an object.
 func checkControllerFields(t *testing.T, u user) {
 	t.Helper()
 	patch := `{"metadata":{"finalizers":null},"status":{"binding":{"driver":"docker","engineID":"mine"}}}`
@@ -276,5 +276,5 @@ func checkControllerFields(t *testing.T, u user) {
 	assert.NoError(t, err)
 	var vm api.VirtualMachine
 	assert.NoError(t, json.Unmarshal(answer, &vm))
-	assert.True(t, vm.Name == "vm" && vm.Status.Binding == nil && len(vm.Finalizers) == 0, "there is %+v, want neither a binding nor finalizers", vm)
+	assert.True(t, vm.Name == "vm" && vm.Status.Binding == nil && len(vm.Finalizers) == 0, "the VM is %+v, want neither a binding nor finalizers", vm)
 }

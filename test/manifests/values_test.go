@@ -24,14 +24,14 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// allValues sets every value of the chart. The PodMonitor among them needs its CRD.
+// allValues sets every value of the chart. Its PodMonitor requires the CRD of PodMonitors.
 const (
 	allValues     = "testdata/values.yaml"
 	podMonitorCRD = "testdata/podmonitor-crd.yaml"
 )
 
-// chartValue is a value of the chart as values.yaml has it. An object whose members the
-// schema leaves open is one value.
+// chartValue is a value of the chart in values.yaml. An object whose members the schema does
+// not define is one value.
 type chartValue struct {
 	path        []string
 	node        *yaml.Node
@@ -61,15 +61,15 @@ type valuesSchema struct {
 	AdditionalProperties any                      `json:"additionalProperties"`
 }
 
-// chartValues returns what values.yaml has, in its order, and checks that the schema
-// has the same.
+// chartValues returns the values of values.yaml in their order, and checks that the schema has
+// the same values.
 func chartValues(t *testing.T) []chartValue {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))
 	assert.NoError(t, err)
 	schema := &valuesSchema{}
 	assert.NoError(t, json.Unmarshal(text, schema))
-	delete(schema.Properties, "global") // it is for charts that include this one
+	delete(schema.Properties, "global") // Helm's values for charts that include this one
 	return collectValues(t, schema, readYAML(t, filepath.Join(chart, "values.yaml")), nil)
 }
 
@@ -117,8 +117,8 @@ func commentText(comment string) string {
 	return strings.Join(words, " ")
 }
 
-// TestChartReadme checks that the chart's README has the table of values that values.yaml
-// gives.
+// TestChartReadme checks that the table of values in the chart's README is generated from
+// values.yaml.
 func TestChartReadme(t *testing.T) {
 	const begin = "TestChartReadme -update -->\n"
 	path := filepath.Join(chart, "README.md")
@@ -130,7 +130,7 @@ func TestChartReadme(t *testing.T) {
 	if *update {
 		assert.NoError(t, os.WriteFile(path, []byte(before+begin+want), 0o644))
 	} else if after != want {
-		t.Errorf("the table in %s is not that of values.yaml: go test ./test/manifests -run TestChartReadme -update", path)
+		t.Errorf("the table in %s differs from values.yaml: go test ./test/manifests -run TestChartReadme -update", path)
 	}
 }
 
@@ -165,8 +165,8 @@ func TestChartValuesAreRead(t *testing.T) {
 	}
 }
 
-// TestChartValues checks that each value changes what the chart installs: either alone,
-// or it is missed when all others are set. Without another one a value may be an error.
+// TestChartValues checks that each value changes the installed objects: either set alone, or
+// unset while all others are set. A value may be an error without another one.
 func TestChartValues(t *testing.T) {
 	tier.Full(t, "it renders the chart a hundred times; TestChartValuesAreRead looks for each value in the templates")
 	t.Parallel()
@@ -184,7 +184,7 @@ func TestChartValues(t *testing.T) {
 	for _, v := range chartValues(t) {
 		t.Run(v.name(), func(t *testing.T) {
 			given, found, err := unstructured.NestedFieldNoCopy(set, v.path...)
-			assert.Require(t, err == nil && found, "%s does not set it", allValues)
+			assert.Require(t, err == nil && found, "%s does not set the value", allValues)
 			other := marshal(t, given)
 			if other == v.compact(t) {
 				other = map[string]string{"true": "false", "false": "true"}[other]

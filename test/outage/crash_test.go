@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// TestCrashBeforeCreation starts with a finalizer and a binding but no server,
-// and a next controller with another default driver.
+// TestCrashBeforeCreation kills a controller after it has written finalizer and
+// binding, and starts the next one with another default driver.
 func TestCrashBeforeCreation(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)
@@ -31,19 +31,19 @@ func TestCrashBeforeCreation(t *testing.T) {
 	w.SetFaults(t, "")
 	w.RunController(t, "--vm-driver=docker,fake")
 	vm = w.WaitForVM(t, vm, framework.IsActive, isBoundTo("fake/"))
-	assert.True(t, vm.Status.Driver == "fake" && w.ReadFakeServer(t, vm.UID) != nil, "it was created elsewhere: %s", framework.FormatStatus(vm))
+	assert.True(t, vm.Status.Driver == "fake" && w.ReadFakeServer(t, vm.UID) != nil, "the server was created on another engine: %s", framework.FormatStatus(vm))
 	w.CheckServers(t, vm, 1)
 }
 
-func isBoundTo(to string) framework.VMCheck {
+func isBoundTo(prefix string) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
-		have := vm.Annotations[api.AnnotationBound]
-		return assert.ErrorUnless(strings.HasPrefix(have, to) && len(vm.Finalizers) != 0, "bound to %q, finalizers %v: want %q", have, vm.Finalizers, to)
+		binding := vm.Annotations[api.AnnotationBound]
+		return assert.ErrorUnless(strings.HasPrefix(binding, prefix) && len(vm.Finalizers) != 0, "bound to %q, finalizers %v: want %q", binding, vm.Finalizers, prefix)
 	}
 }
 
 // TestRestartIsNotRepeated checks that later controllers do not repeat a restart,
-// whenever the first one was killed.
+// no matter when the first controller was killed.
 func TestRestartIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package outage tests what goes wrong around Drover, on real parts: engines
-// that stop and come back, controllers that are killed, servers without a VM,
-// and several Drovers on one engine. Every test has a cluster of its own.
+// Package outage tests failures around Drover with real components: engines that
+// stop and come back, controllers that are killed, servers without a VM, and
+// several Drovers on one engine. Every test has a separate cluster.
 package outage
 
 import (
@@ -25,12 +25,12 @@ func openDocker() (func() error, error) {
 
 var drivers = []string{"docker", "fake"}
 
-// newSmallVM is a VM that a test's machine can have many of.
+// newSmallVM returns a builder of a VM that needs few resources.
 func newSmallVM(name, driver string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver(driver).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").GracePeriod(5)
 }
 
-// sameServer requires the server that a VM had before, never started again.
+// sameServer requires that a VM has the same server and number of restarts as before.
 func sameServer(before *api.VirtualMachine) framework.VMCheck {
 	return func(vm *api.VirtualMachine) error {
 		return assert.ErrorUnless(vm.Status.Server != nil && vm.Status.Server.ID == before.Status.Server.ID && vm.Status.RestartCount == before.Status.RestartCount,

@@ -43,7 +43,7 @@ func otherDriver(driver string) string {
 }
 
 // TestOutage checks that the VMs of a stopped engine become Unknown, that those of
-// the other engine continue, and that all is as before when it returns.
+// the other engine are not affected, and that all recover when the engine returns.
 func TestOutage(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -62,28 +62,28 @@ func TestOutage(t *testing.T) {
 					framework.HasCondition(api.ConditionObserved, metav1.ConditionFalse), framework.HasCondition(api.ConditionReady, metav1.ConditionUnknown))
 			}
 			took := time.Since(begin)
-			assert.True(t, took >= reportDelay-100*time.Millisecond, "the outage was shown after %s, want not before it has lasted 5 s", took)
-			meanwhile := w.CreateVM(t, newSmallVM("meanwhile", name))
+			assert.True(t, took >= reportDelay-100*time.Millisecond, "the outage was reported after %s, want 5 s at least", took)
+			during := w.CreateVM(t, newSmallVM("during", name))
 			unaffected := w.CreateActiveVM(t, newSmallVM("unaffected", otherDriver(name)))
 			w.CheckVM(t, elsewhere, framework.IsActive, sameServer(elsewhere))
-			w.WaitForVM(t, meanwhile, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
+			w.WaitForVM(t, during, framework.HasPhase(api.PhaseUnknown, api.ReasonEngineUnavailable))
 
 			engine.start()
 			w.WaitForVM(t, kept, framework.IsActive, sameServer(kept))
 			w.WaitForVM(t, stopped, framework.HasPhase(api.PhaseStopped, api.ReasonStoppedAsAsked), sameServer(stopped))
-			w.WaitForVM(t, meanwhile, framework.IsActive)
-			for _, vm := range []*api.VirtualMachine{kept, stopped, meanwhile, elsewhere, unaffected} {
+			w.WaitForVM(t, during, framework.IsActive)
+			for _, vm := range []*api.VirtualMachine{kept, stopped, during, elsewhere, unaffected} {
 				w.CheckServers(t, vm, 1)
 			}
 		})
 	}
 }
 
-// reportDelay is how long an outage lasts before VMs become Unknown, a property of the product.
+// reportDelay is the duration of an outage after which Drover reports VMs as Unknown.
 const reportDelay = 5 * time.Second
 
-// TestShortOutageIsNotReported checks that the status shows neither a short outage nor
-// a restart of the controller.
+// TestShortOutageIsNotReported checks that neither a short outage nor a restart of the
+// controller shows in the status.
 func TestShortOutageIsNotReported(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)
@@ -91,7 +91,7 @@ func TestShortOutageIsNotReported(t *testing.T) {
 	controller := w.StartControllerProcess(t, proxy.Env())
 	vm := w.CreateActiveVM(t, newSmallVM("vm", "docker"))
 	var history *testenv.VMHistory
-	assert.Eventually(t, "an outage that is short, as they are unless the host is busy", func(testing.TB) error {
+	assert.Eventually(t, "an outage is short, which it may not be on a busy host", func(testing.TB) error {
 		vm = resizeVM(t, w, vm, "100m")
 		history = w.RecordHistory(t, vm)
 		begin := time.Now()
@@ -102,16 +102,16 @@ func TestShortOutageIsNotReported(t *testing.T) {
 		lasted := time.Since(begin)
 		controller.MustStop()
 		controller = w.StartControllerProcess(t, proxy.Env())
-		return assert.ErrorUnless(lasted <= reportDelay, "it lasted %s", lasted)
+		return assert.ErrorUnless(lasted <= reportDelay, "the outage lasted %s", lasted)
 	})
 	vm = resizeVM(t, w, vm, "300m")
 	for _, version := range history.WaitForVersion(t, vm) {
 		assert.True(t, version.Status.Phase == api.PhaseActive, "version %s was %s", version.ResourceVersion, framework.FormatStatus(version))
 	}
-	assert.True(t, vm.Status.RestartCount == 0, "it was started again: %s", framework.FormatStatus(vm))
+	assert.True(t, vm.Status.RestartCount == 0, "the server was restarted: %s", framework.FormatStatus(vm))
 }
 
-// resizeVM changes the CPU and waits until that is applied.
+// resizeVM changes the CPU and waits until the change is applied.
 func resizeVM(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine, cpu string) *api.VirtualMachine {
 	t.Helper()
 	w.UpdateVM(t, vm, func(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse(cpu) })
@@ -127,7 +127,7 @@ func TestDeletionDuringOutage(t *testing.T) {
 			t.Parallel()
 			w, engine := startEnvironment(t, name)
 			vm, failing := w.CreateActiveVM(t, newSmallVM("vm", name)), w.CreateVM(t, newSmallVM("failing", name).Resource(api.ResourceCPU, "4000"))
-			// One that no controller has bound yet would be removed immediately.
+			// A VM that no controller has bound yet would be removed immediately.
 			if name == "docker" {
 				w.WaitForVM(t, failing, framework.HasPhase(api.PhaseFailed, api.ReasonExhausted))
 			} else {
@@ -138,7 +138,7 @@ func TestDeletionDuringOutage(t *testing.T) {
 			w.DeleteVM(t, failing)
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
 				w.WaitForVM(t, vm, framework.HasPhase(api.PhaseTerminating, api.ReasonEngineUnavailable),
-					framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue), framework.HasMessage("may still be there"), framework.HasMessage("out of reach"))
+					framework.HasCondition(api.ConditionDeletionBlocked, metav1.ConditionTrue), framework.HasMessage("may still be there"), framework.HasMessage("unreachable"))
 			}
 			engine.start()
 			for _, vm := range []*api.VirtualMachine{vm, failing} {
@@ -149,8 +149,8 @@ func TestDeletionDuringOutage(t *testing.T) {
 	}
 }
 
-// TestEngineMismatch checks that another engine's answer proves nothing about
-// a server on the first one.
+// TestEngineMismatch checks that Drover draws no conclusions about a server from
+// the answers of another engine.
 func TestEngineMismatch(t *testing.T) {
 	t.Parallel()
 	w := testenv.StartVirtual(t)

@@ -20,8 +20,8 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// deleteWithoutController deletes the VM and leaves its server: it removes the finalizer
-// by hand.
+// deleteWithoutController deletes a VM and removes its finalizer by hand, so that its server
+// is left.
 func deleteWithoutController(t *testing.T, w *testenv.Environment, vm *api.VirtualMachine) {
 	t.Helper()
 	w.DeleteVM(t, vm)
@@ -47,7 +47,7 @@ func TestOrphan(t *testing.T) {
 			w.RunController(t, "--orphan-grace=3s")
 			w.WaitForServers(t, vm, 0)
 			took := time.Since(begin)
-			assert.True(t, took >= 3*time.Second, "it was removed after %s, within its grace period", took)
+			assert.True(t, took >= 3*time.Second, "the server was removed after %s, before the end of the grace period", took)
 			assert.Contains(t, "the event says", w.WaitForEvent(t, vm, api.EventOrphanDeleted).Note, "no VirtualMachine")
 			w.CheckServers(t, kept, 1)
 			w.CheckVM(t, kept, framework.IsActive, sameServer(kept))
@@ -55,9 +55,9 @@ func TestOrphan(t *testing.T) {
 	}
 }
 
-// TestOrphanToRetain checks that the server of a VM with deletionPolicy Retain is kept if
-// others have dropped the finalizer, as kubectl replace does, and the VM is deleted before
-// Drover has put it back.
+// TestOrphanToRetain checks that the server of a VM with deletionPolicy Retain is kept if the
+// finalizer is removed, as kubectl replace does, and the VM is deleted before Drover has
+// restored the finalizer.
 func TestOrphanToRetain(t *testing.T) {
 	t.Parallel()
 	for _, name := range drivers {
@@ -107,9 +107,9 @@ func TestSweepFreezes(t *testing.T) {
 		return frozen.ReadMetrics(t).Sum("drover_driver_call_duration_seconds_count", `driver="fake"`, `method="List"`)
 	}
 	before := lists(t)
-	assert.Eventually(t, "more sweeps than the grace period is long", func(t testing.TB) error {
+	assert.Eventually(t, "more sweeps than the grace period has seconds", func(t testing.TB) error {
 		if more := lists(t) - before; more < 4 {
-			return fmt.Errorf("%v more", more)
+			return fmt.Errorf("there were %v more", more)
 		}
 		return nil
 	})
@@ -126,8 +126,8 @@ func TestSweepFreezes(t *testing.T) {
 	w.WaitForVM(t, vm, framework.IsActive, sameServer(vm))
 }
 
-// TestTwoInstallations checks that of two installations on the same engines neither
-// touches the other's servers, sweeps included.
+// TestTwoInstallations checks that two installations on the same engines do not touch
+// each other's servers, not even by sweeps.
 func TestTwoInstallations(t *testing.T) {
 	t.Parallel()
 	one, two := testenv.StartVirtual(t), testenv.StartVirtual(t)
@@ -140,7 +140,7 @@ func TestTwoInstallations(t *testing.T) {
 		ones = append(ones, one.CreateActiveVM(t, newSmallVM("vm-"+name, name)))
 		twos = append(twos, two.CreateActiveVM(t, newSmallVM("vm-"+name, name)))
 	}
-	// Each has an orphan to sweep, so that each is known to have swept.
+	// Each removes an orphan, which shows that its sweep has run.
 	for _, w := range []*testenv.Environment{one, two} {
 		uid := types.UID("orphan-of-" + w.ClusterID)
 		w.EditFakeServer(t, uid, func(r *fake.Record) { r.Namespace, r.Name = w.Namespace, "orphan" })

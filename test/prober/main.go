@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command prober runs in guests, and tries from there which addresses answer. Tests of networks start it.
+// Command prober runs in guests for tests of networks, and tries which addresses answer.
 package main
 
 import (
@@ -20,23 +20,23 @@ import (
 	"time"
 )
 
-// Target is the address that is tried.
+// Target is an address to try.
 type Target struct {
 	// Protocol is tcp, udp, ping, or name for a question to the guest's resolver.
 	Protocol string
 	Address  string
-	// MaySilent is set if no answer of any kind is expected, for which a try does not wait long.
-	MaySilent bool
-	// Insists is set to send again where the other end has ended its direction, as Docker's proxy does if it has read all
-	// before it closes a connection. One that is closed is reset by that.
-	Insists bool
+	// ExpectSilence is set if no answer or error is expected, so that the try does not wait long.
+	ExpectSilence bool
+	// SendUntilReset is set to send again after the other end has ended its direction, as Docker's proxy does before it
+	// closes a connection. If the connection is closed, sending causes a reset.
+	SendUntilReset bool
 }
 
 const (
-	// answerWithin is more than any answer takes, refusals among them, and silenceAfter is how long one is waited for that
-	// is not expected.
-	answerWithin = time.Minute
-	silenceAfter = 2 * time.Second
+	// answerTimeout is longer than any answer or error takes, and silenceAfter is how long a try waits if none is
+	// expected.
+	answerTimeout = time.Minute
+	silenceAfter  = 2 * time.Second
 )
 
 func main() {
@@ -90,7 +90,7 @@ func serve(name string) error {
 	}
 }
 
-// tryAll tries all targets of the standard input at a time, and prints what came of each.
+// tryAll reads targets from standard input, tries all of them concurrently, and prints the results.
 func tryAll() error {
 	var targets []Target
 	if err := json.NewDecoder(os.Stdin).Decode(&targets); err != nil {
@@ -134,8 +134,8 @@ func classify(err error) string {
 }
 
 func (t Target) try() (string, error) {
-	within := answerWithin
-	if t.MaySilent {
+	within := answerTimeout
+	if t.ExpectSilence {
 		within = silenceAfter
 	}
 	switch t.Protocol {
@@ -156,18 +156,18 @@ func (t Target) try() (string, error) {
 	}
 	answer := make([]byte, 1500)
 	n, err := conn.Read(answer)
-	if t.Insists && errors.Is(err, io.EOF) {
+	if t.SendUntilReset && errors.Is(err, io.EOF) {
 		for err = nil; err == nil; {
 			_, err = conn.Write([]byte("?"))
 		}
-		if errors.Is(err, syscall.EPIPE) { // what Linux calls a reset after the end of the other direction
+		if errors.Is(err, syscall.EPIPE) { // Linux's error for a reset after the end of the other direction
 			err = syscall.ECONNRESET
 		}
 	}
 	return string(answer[:n]), err
 }
 
-// ping sends an echo request (RFC 792), and returns who answers.
+// ping sends an echo request (RFC 792), and returns the result.
 func ping(address string, within time.Duration) (string, error) {
 	to, err := net.ResolveIPAddr("ip4", address)
 	if err != nil {
@@ -196,7 +196,7 @@ func ping(address string, within time.Duration) (string, error) {
 	}
 }
 
-// printAddresses prints the guest's address and that of its gateway.
+// printAddresses prints the addresses of the guest and of its gateway.
 func printAddresses() error {
 	eth0, err := net.InterfaceByName("eth0")
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// resourceKey is the place of an object in the API.
+// resourceKey identifies an object in the API.
 type resourceKey struct {
 	resource schema.GroupResource
 	name     types.NamespacedName
@@ -35,7 +35,7 @@ var (
 	leases = coordinationv1.Resource("leases")
 )
 
-// keyOf returns the place of an object.
+// keyOf returns the key of an object.
 func keyOf(object client.Object) resourceKey {
 	key := resourceKey{vms, client.ObjectKeyFromObject(object)}
 	if _, ok := object.(*coordinationv1.Lease); ok {
@@ -52,16 +52,16 @@ type change struct {
 	version uint64
 }
 
-// apiServer is an API server in memory: versions, finalizers, generations, the status
-// subresource, and a log that lists and watches may read with a lag. It is used by one
-// goroutine at a time, the scheduler's.
+// apiServer simulates an API server in memory: versions, finalizers, generations, the status
+// subresource, and a log that lists and watches may read with a delay. Only the scheduler's
+// goroutine uses it.
 type apiServer struct {
 	objects map[resourceKey]client.Object
 	log     []change
 	// first is the version of the log's first entry; older watches have expired.
 	first, version uint64
 	uids           int
-	// writes counts the changes of all objects but Leases.
+	// writes counts the changes of objects, except Leases.
 	writes int
 }
 
@@ -71,7 +71,7 @@ func newAPIServer() *apiServer {
 	return &apiServer{objects: map[resourceKey]client.Object{}, first: firstVersion, version: firstVersion}
 }
 
-// normalize returns a copy of an object that went through JSON.
+// normalize returns a copy of an object after encoding and decoding it as JSON.
 func normalize[T client.Object](object T) T {
 	content, err := json.Marshal(object)
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *apiServer) create(object client.Object) (client.Object, error) {
 	return s.store(watch.Added, next), nil
 }
 
-// update replaces an object, without its status for a VirtualMachine, or the status alone.
+// update replaces an object. Of a VirtualMachine it replaces only the status, or everything else.
 func (s *apiServer) update(object client.Object, status bool) (client.Object, error) {
 	have, err := s.checkVersion(object)
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *apiServer) checkVersion(object client.Object) (client.Object, error) {
 	return have, nil
 }
 
-// storeUpdate stores a changed object, and removes one whose last finalizer went.
+// storeUpdate stores a changed object. It removes an object that is being deleted and lacks finalizers.
 func (s *apiServer) storeUpdate(have, next client.Object) client.Object {
 	next.SetResourceVersion(have.GetResourceVersion())
 	if reflect.DeepEqual(normalize(next), have) {
@@ -173,8 +173,8 @@ func (s *apiServer) storeUpdate(have, next client.Object) client.Object {
 	return s.store(watch.Modified, next)
 }
 
-// mergePatch applies a JSON merge patch without removals to a VirtualMachine, except its
-// status.
+// mergePatch applies a JSON merge patch that removes nothing to a VirtualMachine, except to
+// its status.
 func (s *apiServer) mergePatch(key resourceKey, patch []byte) (client.Object, error) {
 	have, err := s.get(key)
 	if err != nil {
@@ -187,7 +187,7 @@ func (s *apiServer) mergePatch(key resourceKey, patch []byte) (client.Object, er
 	return s.update(next, false)
 }
 
-// delete deletes an object, or marks it if it has finalizers.
+// delete removes an object, or sets its deletionTimestamp if it has finalizers.
 func (s *apiServer) delete(key resourceKey) error {
 	have, err := s.get(key)
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *apiServer) delete(key resourceKey) error {
 	return nil
 }
 
-// list returns the objects of a resource as of a version.
+// list returns the objects of a resource at a version.
 func (s *apiServer) list(resource schema.GroupResource, at uint64) []client.Object {
 	state := map[resourceKey]client.Object{}
 	for _, c := range s.log {
@@ -233,13 +233,13 @@ func (s *apiServer) list(resource schema.GroupResource, at uint64) []client.Obje
 type watcher struct {
 	process *process
 	name    string
-	key     resourceKey // name is empty for all of the namespace
+	key     resourceKey // an empty name means all names
 	next    int         // index into the log
 	out     chan watch.Event
 	ending  bool
 	closed  bool
 	stopped atomic.Bool // by the client
-	// version is the version of the next event, which is delayed.
+	// version is the version of the next event, and notUntil the end of its delay.
 	version  uint64
 	notUntil time.Time
 }
@@ -271,7 +271,7 @@ func (s *apiServer) watch(p *process, name string, key resourceKey, from uint64)
 	return w, nil
 }
 
-// skip moves on to the next event of the watch, if there is one.
+// skip advances a watch to its next event and returns it, if there is one.
 func (s *apiServer) skip(w *watcher) (event change, ok bool) {
 	for ; w.next < len(s.log); w.next++ {
 		if w.follows(s.log[w.next]) {

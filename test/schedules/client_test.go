@@ -31,7 +31,7 @@ func copyInto(from, to client.Object) {
 	reflect.ValueOf(to).Elem().Set(reflect.ValueOf(from.DeepCopyObject()).Elem())
 }
 
-// liveReader reads VirtualMachines past the cache.
+// liveReader reads VirtualMachines from the API, not from the cache.
 type liveReader struct{ *process }
 
 // Get implements client.Reader.
@@ -67,7 +67,7 @@ func listVMs(s *apiServer, at uint64) *api.VirtualMachineList {
 
 // vmClient reads VirtualMachines from the cache and writes them to the API.
 type vmClient struct {
-	client.Client // nil: the rest is not used
+	client.Client // nil: other methods are not used
 
 	process *process
 	cache   client.Reader
@@ -103,7 +103,7 @@ func (c vmClient) Status() client.SubResourceWriter { return statusWriter{proces
 
 // statusWriter writes the status of VirtualMachines.
 type statusWriter struct {
-	client.SubResourceWriter // nil: the rest is not used
+	client.SubResourceWriter // nil: other methods are not used
 
 	process *process
 }
@@ -141,8 +141,8 @@ func (l vmLister) Watch(o metav1.ListOptions) (watch.Interface, error) {
 	return l.WatchWithContext(l.ctx, o)
 }
 
-// ListWithContext implements cache.ListerWithContext. A list that any version satisfies
-// may be an old one.
+// ListWithContext implements cache.ListerWithContext. If the request allows any version, the
+// list may be old.
 func (l vmLister) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	if l.isDead() { // its manager must start before it can stop
 		return &api.VirtualMachineList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
@@ -246,7 +246,7 @@ func (c leaseClient) Update(ctx context.Context, lease *coordinationv1.Lease, _ 
 	return c.write(ctx, "UPDATE", lease.Name, func(s *apiServer) (client.Object, error) { return s.update(sent, false) })
 }
 
-// write writes a Lease. The judge learns when the write was sent.
+// write writes a Lease, and reports to the judge when the request was sent.
 func (c leaseClient) write(ctx context.Context, verb, name string, do func(s *apiServer) (client.Object, error)) (*coordinationv1.Lease, error) {
 	sent := time.Now()
 	return c.send(ctx, kindWrite, verb, name, func(s *apiServer) (client.Object, error) {

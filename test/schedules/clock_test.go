@@ -15,11 +15,11 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// processClock is the clock of one process. Its timers fire when the scheduler decides,
-// and only into a goroutine that waits for them, so that no select has two choices.
+// processClock is the clock of one process. Its timers fire when the scheduler decides, and
+// only while a goroutine waits for them, so that no select has two ready cases.
 type processClock struct {
 	process *process
-	// behind is how much the clock lags, as in a virtual machine that was suspended.
+	// behind is how much the clock is behind, as after a suspension of the virtual machine.
 	behind atomic.Int64 // nanoseconds
 
 	mu     sync.Mutex
@@ -60,7 +60,7 @@ func (c *processClock) add(d, period time.Duration, f func()) *timer {
 	return t
 }
 
-// callerName returns which function of Drover waits.
+// callerName returns the name of the calling function of Drover.
 func callerName() string {
 	var pcs [16]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs[:])])
@@ -72,14 +72,14 @@ func callerName() string {
 	}
 }
 
-// due returns the timers that are due, and when the next one is.
+// due returns the timers that are due, and the time of the next one.
 func (c *processClock) due(now time.Time) (due []*operation, next time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	live := c.timers[:0]
 	for _, t := range c.timers {
-		at, on := t.state()
-		if !on {
+		at, isSet := t.state()
+		if !isSet {
 			continue
 		}
 		live = append(live, t)
@@ -95,8 +95,8 @@ func (c *processClock) due(now time.Time) (due []*operation, next time.Time) {
 	return due, next
 }
 
-// addTimer adds a timer that is due. Timers of one name fire together: nothing that is the
-// same in each run tells them apart.
+// addTimer adds a timer that is due. Timers with the same name fire together, because there is
+// no order of them that is the same in each run.
 func addTimer(due []*operation, name string, t *timer) []*operation {
 	n := slices.IndexFunc(due, func(o *operation) bool { return o.name == name })
 	if n < 0 {
@@ -104,8 +104,8 @@ func addTimer(due []*operation, name string, t *timer) []*operation {
 	}
 	first := due[n].run
 	due[n].run = func() bool {
-		one, other := first(), t.fire()
-		return one || other
+		firstFired, fired := first(), t.fire()
+		return firstFired || fired
 	}
 	return due
 }
@@ -122,17 +122,17 @@ type timer struct {
 	at time.Time // zero if it is stopped or has fired
 }
 
-func (t *timer) state() (at time.Time, on bool) {
+func (t *timer) state() (at time.Time, isSet bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.at, !t.at.IsZero()
 }
 
-func (t *timer) arm(d time.Duration) (was bool) {
+func (t *timer) arm(d time.Duration) (wasSet bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was, t.at = !t.at.IsZero(), t.clock.Now().Add(max(d, 1))
-	return was
+	wasSet, t.at = !t.at.IsZero(), t.clock.Now().Add(max(d, 1))
+	return wasSet
 }
 
 // fire fires the timer if a goroutine waits for it.
@@ -162,20 +162,20 @@ func (t *timer) C() <-chan time.Time { return t.out }
 func (t *timer) Stop() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was := !t.at.IsZero()
+	wasSet := !t.at.IsZero()
 	t.at = time.Time{}
-	return was
+	return wasSet
 }
 
 // Reset implements clock.Timer.
 func (t *timer) Reset(d time.Duration) bool {
-	was := t.arm(d)
+	wasSet := t.arm(d)
 	t.clock.mu.Lock()
 	defer t.clock.mu.Unlock()
 	if !slices.Contains(t.clock.timers, t) {
 		t.clock.timers = append(t.clock.timers, t)
 	}
-	return was
+	return wasSet
 }
 
 // ticker is a timer as a clock.Ticker.

@@ -20,14 +20,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// engineClient is a process's driver: the fake one, whose calls pass the gate.
+// engineClient is a process's driver: the fake driver, whose calls wait at the gate.
 type engineClient struct {
 	process *process
-	// driver is the engine's driver, and other the driver of an engine that may take its place.
+	// driver is the engine's driver, and other that of an engine that may replace it for a while.
 	driver, other *fake.Driver
 }
 
-// connected returns the driver of the engine that is there now.
+// connected returns the driver of the engine that answers now.
 func (e engineClient) connected() *fake.Driver {
 	if e.process.environment.exchangedAt.IsZero() {
 		return e.driver
@@ -68,7 +68,7 @@ func (e engineClient) Delete(ctx context.Context, t driver.Target, retain bool) 
 	return err
 }
 
-// record passes what a call did to the judge.
+// record reports the effect of a call to the judge.
 func record(p *process, method string, t driver.Target, began time.Time, do func() (driver.Server, error)) (driver.Server, error) {
 	before, exchanged := p.environment.memory.Records(), !p.environment.exchangedAt.IsZero()
 	server, err := do()
@@ -122,8 +122,8 @@ func (e engineClient) EngineID(ctx context.Context) (string, error) {
 	})
 }
 
-// Watch implements driver.Driver. The events of the engine become messages, each of which
-// is delivered once the inventory waits for it.
+// Watch implements driver.Driver. Each event of the engine becomes a message, which is
+// delivered when the scheduler decides and the inventory waits for it.
 func (e engineClient) Watch(ctx context.Context) (<-chan types.UID, error) {
 	events, err := engineCall(ctx, e, kindEngineRead, "Watch", func(context.Context) (<-chan types.UID, error) {
 		return e.connected().Watch(ctx)
@@ -147,28 +147,28 @@ type stream struct {
 
 	mu      sync.Mutex
 	changed map[types.UID]bool
-	ended   bool // by the engine
-	over    bool // and the inventory knows
-	// last is how many events were pending when the delay was decided.
+	ended   bool // the engine has ended the stream
+	over    bool // the inventory has been told so
+	// last is how many events were pending when the delay was determined.
 	last     int
 	notUntil time.Time
 }
 
 func (s *stream) receive(events <-chan types.UID) {
-	note := func(change func()) {
+	withLock := func(change func()) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		change()
 	}
 	for uid := range events {
-		note(func() { s.changed[uid] = true })
+		withLock(func() { s.changed[uid] = true })
 		s.process.environment.gate.wake()
 	}
-	note(func() { s.ended = true })
+	withLock(func() { s.ended = true })
 	s.process.environment.gate.wake()
 }
 
-// messages returns what may be delivered next.
+// messages returns the messages that may be delivered next.
 func (s *stream) messages() (ready []*operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +185,7 @@ func (s *stream) messages() (ready []*operation) {
 	return ready
 }
 
-// pending returns how many events wait.
+// pending returns the number of events that were not delivered yet.
 func (s *stream) pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,8 +204,8 @@ func (s *stream) deliver(uid types.UID) bool {
 	}
 }
 
-// callerOf returns which of some functions is on the stack, to tell apart calls that are
-// otherwise the same.
+// callerOf returns which of the functions is on the stack, to distinguish calls that are
+// otherwise equal.
 func callerOf(functions ...string) string {
 	var pcs [24]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
@@ -222,5 +222,5 @@ func callerOf(functions ...string) string {
 	}
 }
 
-// shortUID is the part of a UID that tells one from another here.
+// shortUID returns the part of a UID in which the UIDs of a schedule differ.
 func shortUID(uid types.UID) string { return strings.TrimLeft(string(uid[:min(len(uid), 8)]), "0") }

@@ -26,21 +26,21 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// environment is everything that a schedule runs: an API server, an engine, replicas, users.
+// environment has all parts of a schedule: an API server, an engine, replicas, users.
 type environment struct {
 	gate      *gate
 	scheduler *scheduler
 	random    *rand.Rand
 	api       *apiServer
-	// engines are the one that has the servers, and one that may be in its place for a while.
+	// memory is the engine with the servers, and other an engine that may replace it for a while.
 	memory, other *fake.Memory
 	otherID       string
-	// exchangedAt is when the other one took that place; zero while it is not there.
+	// exchangedAt is when the other engine replaced the first one; zero if it does not.
 	exchangedAt time.Time
 	scheme      *runtime.Scheme
 	mapper      meta.RESTMapper
 	replicas    []*replica
-	dying       []*process // killed, with goroutines that have yet to end
+	dying       []*process // killed processes whose goroutines have not ended yet
 	watchers    []*watcher
 	streams     []*stream
 	judge       *judge
@@ -49,7 +49,7 @@ type environment struct {
 	out         io.Writer
 	began       time.Time
 	names       int
-	// checksRest reports whether what happens at rest is checked too, which takes longer.
+	// checksRest says that checkRest is called, which takes longer.
 	checksRest bool
 }
 
@@ -83,13 +83,13 @@ func newEnvironment(o Options) (*environment, error) {
 	return env, nil
 }
 
-// seedLegacyRandom makes client-go's jitter reproducible. It is called wherever the
-// runtime's order might have influenced how many numbers were drawn.
+// seedLegacyRandom makes client-go's jitter reproducible. It is called whenever the order of
+// goroutines may have influenced how many numbers were taken.
 func (env *environment) seedLegacyRandom() {
 	legacyrand.Seed(env.random.Int64()) //nolint:staticcheck // client-go draws from this source
 }
 
-// newName names servers and runs.
+// newName returns a new name for a server or a run.
 func (env *environment) newName() string {
 	env.names++
 	return fmt.Sprintf("%06d", env.names)
@@ -106,7 +106,7 @@ func (env *environment) trace(format string, args ...any) {
 	}
 }
 
-// runCall runs a call that has arrived, unless what it is for is down.
+// runCall runs a call. It fails a request if the API is down.
 func (env *environment) runCall(o *operation) {
 	if env.faults.apiDown && (o.kind == kindRead || o.kind == kindWrite) {
 		o.fail(fmt.Errorf("dial tcp: connection refused"))
@@ -115,7 +115,7 @@ func (env *environment) runCall(o *operation) {
 	o.run()
 }
 
-// failureOf returns the error of a call that fails.
+// failureOf returns the error for a call that should fail.
 func (env *environment) failureOf(o *operation) error {
 	if o.kind.isEngine() {
 		return driver.Errorf(driver.ErrUnavailable, "the engine failed")
@@ -137,8 +137,8 @@ func (env *environment) dueTimers(now time.Time) (due []*operation, next time.Ti
 		if p.isFrozen() {
 			continue
 		}
-		some, at := p.clock.due(now)
-		due = append(due, some...)
+		timers, at := p.clock.due(now)
+		due = append(due, timers...)
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
@@ -146,7 +146,7 @@ func (env *environment) dueTimers(now time.Time) (due []*operation, next time.Ti
 	return due, next
 }
 
-// processes returns those that run.
+// processes returns the processes that run.
 func (env *environment) processes() (all []*process) {
 	for _, r := range env.replicas {
 		if r.process != nil && !r.process.isDead() {
@@ -209,11 +209,11 @@ func (w *watcher) end() bool {
 	return true
 }
 
-// closeWatches ends watches of the API server. Each client learns that by a separate
+// closeWatches ends watches of the API server. Each client is told so by a separate
 // message, so that not all begin their backoff at once.
-func (env *environment) closeWatches(of func(*watcher) bool) {
+func (env *environment) closeWatches(isChosen func(*watcher) bool) {
 	for _, s := range env.watchers {
-		if !s.closed && !s.stopped.Load() && of(s) {
+		if !s.closed && !s.stopped.Load() && isChosen(s) {
 			s.ending = true
 		}
 	}
@@ -240,7 +240,7 @@ func (env *environment) superviseReplicas(healthy bool) error {
 	return nil
 }
 
-// end ends the process of a replica, which is started again later.
+// end ends the process of a replica and determines when the next one starts.
 func (env *environment) end(r *replica) {
 	env.gate.awaitOperations()
 	r.process.kill()
@@ -264,7 +264,7 @@ func (env *environment) stopKilled() {
 	}
 }
 
-// nextStart returns when the next process is to be started.
+// nextStart returns when the next process is started or ends, limit at the latest.
 func (env *environment) nextStart(limit time.Time) time.Time {
 	for _, r := range env.replicas {
 		if r.process == nil {

@@ -17,22 +17,22 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// faults decides which faults happen.
+// faults injects faults.
 type faults struct {
 	environment *environment
 	random      *rand.Rand
-	// share of calls that get a separate fate.
+	// share is the share of calls that do not have a normal fate.
 	share   float64
 	enabled bool
 	next    time.Time
-	heal    []healing
+	ends    []recovery
 	apiDown bool
 	victim  *process // of the next fault; nil for any
 	counts  map[string]int
 }
 
-// healing ends a fault.
-type healing struct {
+// recovery is the end of a fault.
+type recovery struct {
 	at  time.Time
 	end func()
 }
@@ -50,7 +50,7 @@ func (f *faults) between(a, b time.Duration) time.Duration { return a + f.upTo(b
 
 func (f *faults) count(kind string) { f.counts[kind]++ }
 
-// decideFate decides what becomes of a call.
+// decideFate decides the outcome of a call.
 func (env *environment) decideFate(o *operation) {
 	f := env.faults
 	if !f.enabled || !o.kind.isCall() || o.kind == kindWork || f.share == 0 {
@@ -73,10 +73,10 @@ func (env *environment) decideFate(o *operation) {
 	}
 }
 
-// strikeShare is of how many calls that change something on the engine one is hit.
+// strikeShare is n if one of n calls that change the engine is interrupted by a fault.
 const strikeShare = 10
 
-// strike hits a process in the middle of a call.
+// strike injects a fault into a process in the middle of a call.
 func (f *faults) strike(p *process) {
 	f.victim = p
 	defer func() { f.victim = nil }()
@@ -84,11 +84,11 @@ func (f *faults) strike(p *process) {
 	kinds[f.random.IntN(len(kinds))]()
 }
 
-// lateLimit is how long after its caller gave up a call may still take effect: what an
-// engine's settle period and an API server's request timeout allow.
+// lateLimit is how long a call may still take effect after its caller gave up. It is less than
+// an engine's settle period and an API server's request timeout.
 const lateLimit = 25 * time.Second
 
-// decideLate decides whether a call whose caller has given up is on its way nevertheless.
+// decideLate decides whether a call whose caller has given up still takes effect, and when.
 func (env *environment) decideLate(o *operation) {
 	if o.late {
 		return
@@ -102,7 +102,7 @@ func (env *environment) decideLate(o *operation) {
 	env.faults.count("late call")
 }
 
-// survive lets a call of a process that was killed take effect if it was sent already.
+// survive decides whether a call of a killed process still takes effect, as it may already be sent.
 func (env *environment) survive(o *operation) {
 	if !o.kind.isWrite() || o.done || o.fate == fateLost || env.faults.random.IntN(3) > 0 {
 		return
@@ -117,7 +117,7 @@ func (env *environment) countFault(o *operation) {
 	}
 }
 
-// chooseLag returns by how many versions a list of the cache is old.
+// chooseLag returns how many versions a list for the cache is behind.
 func (env *environment) chooseLag(most uint64) uint64 {
 	if !env.faults.enabled || most == 0 || env.faults.random.IntN(3) > 0 {
 		return 0
@@ -126,10 +126,10 @@ func (env *environment) chooseLag(most uint64) uint64 {
 	return env.faults.random.Uint64N(min(most, 60) + 1)
 }
 
-// eventDelays bound how late an event may be: no API server promises to be up to date.
+// eventDelays are bounds for how late events are: the API does not guarantee any.
 var eventDelays = []time.Duration{time.Second, 10 * time.Second, 40 * time.Second, 150 * time.Second}
 
-// delaysEvent reports whether an event of a watch is late.
+// delaysEvent reports whether the next event of a watch is still delayed.
 func (f *faults) delaysEvent(s *watcher, version uint64) bool {
 	if s.version != version {
 		s.version, s.notUntil = version, time.Time{}
@@ -141,7 +141,7 @@ func (f *faults) delaysEvent(s *watcher, version uint64) bool {
 	return f.enabled && time.Now().Before(s.notUntil)
 }
 
-// delaysStream reports whether the events of an engine are late.
+// delaysStream reports whether the events of an engine are still delayed.
 func (f *faults) delaysStream(s *stream) bool {
 	n := s.pending()
 	if n > s.last && f.enabled && f.random.IntN(12) == 0 {
@@ -155,10 +155,10 @@ func (f *faults) delaysStream(s *stream) bool {
 // inject injects the faults that are due, and ends those that are over.
 func (f *faults) inject() {
 	now := time.Now()
-	for n := 0; n < len(f.heal); n++ {
-		if h := f.heal[n]; !h.at.After(now) || !f.enabled {
-			f.heal = append(f.heal[:n], f.heal[n+1:]...)
-			h.end()
+	for n := 0; n < len(f.ends); n++ {
+		if e := f.ends[n]; !e.at.After(now) || !f.enabled {
+			f.ends = append(f.ends[:n], f.ends[n+1:]...)
+			e.end()
 			n--
 		}
 	}
@@ -170,10 +170,10 @@ func (f *faults) inject() {
 	kinds[f.random.IntN(len(kinds))]()
 }
 
-// nextDue returns when inject has something to do.
+// nextDue returns when the next fault begins or ends, limit at the latest.
 func (f *faults) nextDue(limit time.Time) time.Time {
-	for _, h := range f.heal {
-		limit = earliest(limit, h.at)
+	for _, e := range f.ends {
+		limit = earliest(limit, e.at)
 	}
 	if f.enabled {
 		limit = earliest(limit, f.next)
@@ -182,10 +182,10 @@ func (f *faults) nextDue(limit time.Time) time.Time {
 }
 
 func (f *faults) endAfter(d time.Duration, end func()) {
-	f.heal = append(f.heal, healing{time.Now().Add(d), end})
+	f.ends = append(f.ends, recovery{time.Now().Add(d), end})
 }
 
-// target returns a process, mostly the leader.
+// target returns the process for the next fault, mostly the leader.
 func (f *faults) target() *process {
 	if f.victim != nil {
 		return f.victim
@@ -223,7 +223,7 @@ func (f *faults) stop() {
 	})
 }
 
-// freeze halts a process for less or longer than a Lease.
+// freeze halts a process for a while, which may be longer than the Lease's duration.
 func (f *faults) freeze() {
 	f.on("frozen", func(p *process) {
 		p.frozen.Store(true)
@@ -234,7 +234,7 @@ func (f *faults) freeze() {
 	})
 }
 
-// suspend halts a process together with its clocks, as a virtual machine is suspended.
+// suspend halts a process and its clock, as when its virtual machine is suspended.
 func (f *faults) suspend() {
 	f.on("suspended", func(p *process) {
 		p.frozen.Store(true)
@@ -249,7 +249,7 @@ func (f *faults) suspend() {
 
 func (f *faults) loseEngine() {
 	f.count("engine outage")
-	f.environment.trace("FAULT the engine is out of reach")
+	f.environment.trace("FAULT the engine is unreachable")
 	f.environment.memory.SetAvailable(false)
 	f.endAfter(f.between(100*time.Millisecond, 20*time.Second), func() {
 		f.environment.trace("the engine is back")
@@ -281,7 +281,7 @@ func (f *faults) compact() {
 	f.environment.closeWatches(func(s *watcher) bool { return s.process.replica.name == "a" })
 }
 
-// cut cuts a process off from the API.
+// cut disconnects a process from the API.
 func (f *faults) cut() {
 	f.on("cut off", func(p *process) {
 		until := time.Now().Add(f.between(time.Second, 40*time.Second))
@@ -293,7 +293,7 @@ func (f *faults) cut() {
 	})
 }
 
-// edits are the changes of people to servers, by name. Each reports whether it had an effect.
+// edits are the changes that people make to servers, by name. Each reports whether it had an effect.
 var edits = map[string]func(env *environment, r fake.Record) bool{
 	"ended by hand": func(env *environment, r fake.Record) bool {
 		if rules.StateAt(&r, time.Now()) != driver.StateRunning {
@@ -320,7 +320,7 @@ var edits = map[string]func(env *environment, r fake.Record) bool{
 	},
 }
 
-// edit changes or removes a server behind Drover's back.
+// edit changes or removes a server without Drover.
 func (f *faults) edit() {
 	env := f.environment
 	servers := slices.DeleteFunc(env.memory.Records(), func(r fake.Record) bool { return r.Retained || r.UID == foreignUID })
@@ -336,8 +336,8 @@ func (f *faults) edit() {
 	}
 }
 
-// exchange puts another engine in the engine's place for a while. Which engine a VirtualMachine
-// without a binding gets is left to whoever does that, so none is without.
+// exchange replaces the engine by another one for a while, but not while a VirtualMachine is not
+// bound yet, as it would be bound to the other engine.
 func (f *faults) exchange() {
 	env := f.environment
 	unbound := func(object client.Object) bool {

@@ -15,34 +15,34 @@ import (
 	"time"
 )
 
-// errLost is the result of a call whose connection broke.
+// errLost is the error of a call whose connection broke.
 var errLost = errors.New("the connection was lost")
 
-// errKilled is the result of all calls of a process that was killed.
+// errKilled is the error of all calls of a killed process.
 var errKilled = errors.New("the process was killed")
 
-// connectionTimeout is when a client without a deadline notices that its connection is
-// dead.
+// connectionTimeout is the time after which a client without a deadline notices that its
+// connection is dead.
 const connectionTimeout = 45 * time.Second
 
-// operation is something that waits at the gate: a call of a process, or a message to it.
+// operation is a call of a process or a message to a process, which waits at the gate.
 type operation struct {
 	name  string
 	owner *process // nil for the environment
 	kind  kind
-	// run takes effect, on the scheduler's goroutine. It reports whether it could.
+	// run carries out the operation, on the scheduler's goroutine. It reports whether it could.
 	run func() bool
 	// fail ends a call without effect.
 	fail func(error)
-	// answer lets the caller of a call go on; nil for a message.
+	// answer lets the caller of a call continue; nil for a message.
 	answer chan struct{}
 
-	known    bool // the scheduler has decided its fate
+	known    bool // decideFate was called
 	fate     fate
 	notUntil time.Time
-	done     bool // it has taken effect, and the answer is on its way
+	done     bool // the call has taken effect, and its answer waits
 	left     bool // the caller has given up
-	late     bool // and it was decided whether it arrives nevertheless
+	late     bool // decideLate was called
 }
 
 // kind is the kind of an operation, by which faults are chosen.
@@ -51,7 +51,7 @@ type kind int
 const (
 	kindMessage kind = iota
 	kindRequest      // a request on its way into a queue
-	kindWork         // a worker that begins with a request
+	kindWork         // a worker that takes a request
 	kindRead
 	kindWrite
 	kindEngineRead
@@ -62,7 +62,7 @@ func (k kind) isCall() bool   { return k > kindRequest }
 func (k kind) isWrite() bool  { return k == kindWrite || k == kindEngineWrite }
 func (k kind) isEngine() bool { return k == kindEngineRead || k == kindEngineWrite }
 
-// gate holds every operation until the scheduler lets it go.
+// gate holds every operation until the scheduler lets it continue.
 type gate struct {
 	mu      sync.Mutex
 	waiting []*operation
@@ -86,7 +86,7 @@ func (g *gate) wake() {
 	}
 }
 
-// call waits until the scheduler has let the call through and its answer back.
+// call makes a call, and waits until the scheduler has let the call and its answer pass.
 func call[T any](ctx context.Context, p *process, k kind, name string, do func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -133,8 +133,8 @@ func (g *gate) drop(which func(*operation) bool) (dropped []*operation) {
 	return dropped
 }
 
-// awaitOperations waits until all goroutines are blocked, and returns the operations that wait, in
-// an order that does not depend on the runtime.
+// awaitOperations waits until all goroutines are blocked, and returns the waiting operations in an
+// order that does not depend on the runtime.
 func (g *gate) awaitOperations() []*operation {
 	synctest.Wait()
 	g.mu.Lock()
@@ -147,7 +147,7 @@ func (g *gate) awaitOperations() []*operation {
 	return slices.Clone(g.waiting)
 }
 
-// sleepUntil advances the clock to a time, or to the first operation that arrives before.
+// sleepUntil sleeps until a time, or until an operation arrives.
 func (g *gate) sleepUntil(until time.Time) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
@@ -157,7 +157,7 @@ func (g *gate) sleepUntil(until time.Time) {
 	}
 }
 
-// isCut reports whether a call to the API cannot reach it.
+// isCut reports whether a call cannot reach the API because its process is disconnected.
 func (o *operation) isCut(now time.Time) bool {
 	return o.owner != nil && (o.kind == kindRead || o.kind == kindWrite) && !o.left && o.owner.cutUntil.After(now)
 }
@@ -169,13 +169,13 @@ const (
 	fateNormal fate = iota
 	// fateLost means that the call never arrives.
 	fateLost
-	// fateUnanswered means that the call is done, and the answer never arrives.
+	// fateUnanswered means that the call takes effect, but its answer never arrives.
 	fateUnanswered
-	// fateRefused means that the call fails at once, and nothing is done.
+	// fateRefused means that the call fails without an effect.
 	fateRefused
-	// fateFailedAfter means that the call is done, and the answer says that it failed.
+	// fateFailedAfter means that the call takes effect, but its answer is an error.
 	fateFailedAfter
-	// fateSlow means that the call is done, and the answer is late.
+	// fateSlow means that the call takes effect, but its answer is late.
 	fateSlow
 )
 
@@ -186,27 +186,28 @@ var fateNames = map[fate]string{
 
 func (f fate) String() string { return fateNames[f] }
 
-// scheduler lets operations go, one at a time, in the order that a seed decides.
+// scheduler lets operations continue one at a time, in an order that the seed determines.
 type scheduler struct {
 	*gate
 	environment *environment
 	random      *rand.Rand
-	// weight of the operations of an owner and a kind, so that some schedules starve some.
+	// weights has the weights of operations by kind and owner. They differ between schedules, so
+	// that in some schedules some operations starve.
 	weights map[string]float64
 	steps   int
 }
 
-// step takes one step: it lets one operation go, or advances the clock up to limit.
+// step lets one operation continue, or advances the clock up to limit.
 func (s *scheduler) step(limit time.Time) {
 	ready, next := s.collect(s.awaitOperations(), limit)
 	if len(ready) > 0 && s.random.IntN(24) == 0 {
-		s.advance(time.Now().Add(time.Duration(1 + s.random.Int64N(int64(5*time.Millisecond)))))
+		time.Sleep(time.Duration(1 + s.random.Int64N(int64(5*time.Millisecond))))
 		return
 	}
 	for len(ready) > 0 {
 		n := s.pick(ready)
 		time.Sleep(time.Duration(1 + s.random.IntN(999))) // so that no two deadlines coincide
-		if s.letGo(ready[n]) {
+		if s.advance(ready[n]) {
 			s.steps++
 			return
 		}
@@ -215,12 +216,8 @@ func (s *scheduler) step(limit time.Time) {
 	s.sleepUntil(next)
 }
 
-func (s *scheduler) advance(until time.Time) {
-	time.Sleep(time.Until(until))
-}
-
-// collect decides the fate of new operations, and returns those that may go now and the
-// time of the next that may go later.
+// collect decides the fate of new operations, and returns the operations that may continue
+// now, and the time of the next one.
 func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operation, next time.Time) {
 	now, next := time.Now(), limit
 	all = s.dropWork(all)
@@ -251,7 +248,7 @@ func (s *scheduler) collect(all []*operation, limit time.Time) (ready []*operati
 	return ready, next
 }
 
-// decideFates decides what becomes of new operations, and of those whose caller has left.
+// decideFates decides the outcome of new operations, and of those whose caller has given up.
 func (s *scheduler) decideFates(all []*operation) {
 	for _, o := range all {
 		if !o.known {
@@ -264,8 +261,8 @@ func (s *scheduler) decideFates(all []*operation) {
 	}
 }
 
-// dropWork ends the requests of processes that stop or are dead, except those that began
-// before.
+// dropWork drops the requests in queues of processes that stop or are dead, except requests
+// whose fate is decided already.
 func (s *scheduler) dropWork(all []*operation) []*operation {
 	isOver := func(o *operation) bool {
 		return (o.kind == kindRequest || o.kind == kindWork) && !o.known && (o.owner.stopping.Load() || o.owner.isDead())
@@ -314,8 +311,8 @@ func (s *scheduler) weightOf(o *operation) float64 {
 	return w
 }
 
-// letGo lets an operation take effect, or its answer arrive. It reports whether it could.
-func (s *scheduler) letGo(o *operation) bool {
+// advance lets an operation take effect, or its answer arrive. It reports whether it could.
+func (s *scheduler) advance(o *operation) bool {
 	if !o.kind.isCall() {
 		if !o.run() {
 			return false
@@ -336,7 +333,7 @@ func (s *scheduler) letGo(o *operation) bool {
 	return true
 }
 
-// endOrHold ends a call that was let go, or holds its answer.
+// endOrHold ends a call that has passed the gate, or holds its answer.
 func (s *scheduler) endOrHold(o *operation) {
 	s.environment.countFault(o)
 	late := ""

@@ -21,16 +21,16 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// judge watches what happens and compares it with the rules.
+// judge observes all changes and checks the rules.
 type judge struct {
 	environment *environment
 	violations  []rules.Violation
 	epoch       uint64
 	holders     []string
-	// renewed is when each process sent its last successful renewal.
+	// renewed is the time at which each process sent its last successful renewal.
 	renewed map[*process]time.Time
 	history map[types.UID][]moment
-	// specs has when each generation was written.
+	// specs has the time at which each generation was written.
 	specs   map[types.UID]map[int64]time.Time
 	creates map[types.UID]int
 	runs    map[types.UID][]string
@@ -40,7 +40,7 @@ type judge struct {
 	recorders []*recorder.Recorder // of all processes so far
 }
 
-// moment is a server from a time on.
+// moment is the state of a server from a time on.
 type moment struct {
 	at     time.Time
 	record *fake.Record
@@ -69,18 +69,18 @@ func (j *judge) callBegins(p *process) {
 	j.environment.gate.mu.Lock()
 	defer j.environment.gate.mu.Unlock()
 	if p.clock.behind.Load() > 0 || p.isDead() {
-		return // such a process cannot know, and only the fence stops it
+		return // the process cannot know that it does not lead: only the fence stops it
 	}
 	if since := time.Since(j.renewed[p]); since > settings().Lease {
-		j.violate(rules.O5, "%s calls the engine %s after its last renewal", p.name, since)
+		j.violate(rules.OneLeader, "%s calls the engine %s after its last renewal", p.name, since)
 	}
 }
 
-// leaseWritten checks a write of the Lease, which a process sent at some time.
+// leaseWritten checks a write of the Lease that a process sent at a time.
 func (j *judge) leaseWritten(p *process, before, holder string, sent time.Time) {
 	for other, renewed := range j.renewed {
 		if other.name == before && before != p.name && time.Since(renewed) < settings().Lease {
-			j.violate(rules.O5, "%s writes %q into the Lease that %s renewed %s before", p.name, holder, before, time.Since(renewed))
+			j.violate(rules.OneLeader, "%s writes %q into the Lease that %s renewed %s before", p.name, holder, before, time.Since(renewed))
 		}
 	}
 	if holder == p.name {
@@ -99,7 +99,7 @@ func findRecord(all []fake.Record, uid types.UID) *fake.Record {
 	return &all[n]
 }
 
-// engineCalled checks a call that the engine has carried out.
+// engineCalled checks the effect of a call to the engine.
 func (j *judge) engineCalled(p *process, method string, t driver.Target, records []fake.Record, err error) {
 	before, after := findRecord(records, t.UID), findRecord(j.environment.memory.Records(), t.UID)
 	if errors.Is(err, driver.ErrFenced) {
@@ -109,7 +109,7 @@ func (j *judge) engineCalled(p *process, method string, t driver.Target, records
 		return
 	}
 	if t.Epoch < j.epoch {
-		j.violate(rules.O5, "%s of %s with epoch %d is accepted after %d", method, p.name, t.Epoch, j.epoch)
+		j.violate(rules.OneLeader, "%s of %s with epoch %d is accepted after %d", method, p.name, t.Epoch, j.epoch)
 	}
 	j.epoch = max(j.epoch, t.Epoch)
 	j.history[t.UID] = append(j.history[t.UID], moment{time.Now(), after})
@@ -124,42 +124,42 @@ func (j *judge) engineCalled(p *process, method string, t driver.Target, records
 	}
 }
 
-// otherCalled checks a call that the other engine has carried out: a process that calls it must
-// have read its id, unless that was just exchanged.
+// otherCalled checks that a call has not created a server on the other engine, unless the engines
+// were exchanged just before: later the process should have noticed the other id.
 func (j *judge) otherCalled(p *process, began time.Time) {
 	if all := j.environment.other.Records(); len(all) > 0 && began.Sub(j.environment.exchangedAt) > identityTime {
-		j.violate(rules.O6, "%s has created %s on another engine, which was there for %s", p.name, all[0].ID, began.Sub(j.environment.exchangedAt))
+		j.violate(rules.OthersUntouched, "%s has created %s on the other engine %s after the exchange", p.name, all[0].ID, began.Sub(j.environment.exchangedAt))
 	}
 	for _, r := range j.environment.other.Records() {
 		j.environment.other.Remove(r.UID)
 	}
 }
 
-// identityTime is how old the id of an engine may be when a change begins.
+// identityTime is how old a process's knowledge of the engine's id may be when it begins a change.
 const identityTime = 2 * engineTimeout
 
 func (j *judge) created(p *process, uid types.UID) {
 	j.creates[uid]++
 	if j.creates[uid] > 1 {
-		j.violate(rules.O3, "%s creates the server of %s for the %d. time", p.name, shortUID(uid), j.creates[uid])
+		j.violate(rules.OneServer, "%s creates the server of %s, which is creation %d", p.name, shortUID(uid), j.creates[uid])
 	}
 	if !slices.ContainsFunc(j.environment.api.log, func(c change) bool {
 		return c.object.GetUID() == uid && controllerutil.ContainsFinalizer(c.object, api.FinalizerServer)
 	}) {
-		j.violate(rules.O1, "%s creates the server of %s before its finalizer", p.name, shortUID(uid))
+		j.violate(rules.ServerPresent, "%s creates the server of %s before its finalizer", p.name, shortUID(uid))
 	}
 	if j.environment.objectOf(uid) == nil && !j.environment.users.wanted[uid].forced {
-		j.violate(rules.O1, "%s creates the server of %s, whose VirtualMachine is gone", p.name, shortUID(uid))
+		j.violate(rules.ServerPresent, "%s creates the server of %s, whose VirtualMachine is gone", p.name, shortUID(uid))
 	}
 }
 
 func (j *judge) deleted(p *process, uid types.UID) {
 	if vm := j.environment.objectOf(uid); vm != nil && vm.DeletionTimestamp == nil {
-		j.violate(rules.O3, "%s removes the server of %s, which no user has deleted", p.name, vm.Name)
+		j.violate(rules.OneServer, "%s removes the server of %s, which no user has deleted", p.name, vm.Name)
 	}
 }
 
-// objectOf returns the VirtualMachine of a UID.
+// objectOf returns the VirtualMachine with a UID, or nil.
 func (env *environment) objectOf(uid types.UID) *api.VirtualMachine {
 	for _, object := range env.api.objects {
 		if vm, ok := object.(*api.VirtualMachine); ok && vm.UID == uid {
@@ -169,7 +169,7 @@ func (env *environment) objectOf(uid types.UID) *api.VirtualMachine {
 	return nil
 }
 
-// followAPI checks the changes of objects since the last call.
+// followAPI checks the changes in the API since the last call.
 func (j *judge) followAPI() {
 	j.checkForeign()
 	for ; j.checked < len(j.environment.api.log); j.checked++ {
@@ -184,12 +184,12 @@ func (j *judge) followAPI() {
 			j.specs[vm.UID][vm.Generation] = time.Now()
 		}
 		if vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer) && !j.environment.users.wanted[vm.UID].forced && findRecord(j.environment.memory.Records(), vm.UID) != nil {
-			j.violate(rules.O1, "%s loses its finalizer while its server exists", vm.Name)
+			j.violate(rules.ServerPresent, "%s loses its finalizer while its server exists", vm.Name)
 		}
 	}
 }
 
-// hadState reports whether a server was in a state at some time since another.
+// hadState reports whether a server had a matching state at any time since a time.
 func (j *judge) hadState(uid types.UID, since time.Time, ok func(driver.State, *fake.Record) bool) bool {
 	all, now := j.history[uid], time.Now()
 	for n, m := range all {
@@ -209,21 +209,21 @@ func (j *judge) hadState(uid types.UID, since time.Time, ok func(driver.State, *
 	return false
 }
 
-// statusWritten checks what a status claims.
+// statusWritten checks the claims of a status.
 func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 	was := before.Status.DeepCopy()
 	was.LastUpdateTime = vm.Status.LastUpdateTime
 	if reflect.DeepEqual(was, &vm.Status) {
-		j.violate(rules.O8, "%s writes the status of %s, in which nothing has changed", p.name, vm.Name)
+		j.violate(rules.QuietAtRest, "%s writes the status of %s, in which nothing has changed", p.name, vm.Name)
 	}
 	s := vm.Status.Server
 	if s != nil && s.ID != "" && !j.hadState(vm.UID, j.environment.began, func(state driver.State, r *fake.Record) bool {
 		return r.ID == s.ID && string(state) == s.State
 	}) {
-		j.violate(rules.O11, "%s reports %s of %s as %s, which it never was", p.name, s.ID, vm.Name, s.State)
+		j.violate(rules.StatusTrue, "%s reports server %s of %s as %s, a state that it never had", p.name, s.ID, vm.Name, s.State)
 	}
 	if s == nil && before.Status.Server != nil && !slices.ContainsFunc(j.history[vm.UID], func(m moment) bool { return m.record == nil }) {
-		j.violate(rules.O11, "%s reports that the server of %s is gone, which it never was: %s", p.name, vm.Name, vm.Status.Message)
+		j.violate(rules.StatusTrue, "%s reports that the server of %s is gone, but it always existed: %s", p.name, vm.Name, vm.Status.Message)
 	}
 	if !rules.IsReady(vm) || vm.DeletionTimestamp != nil {
 		return
@@ -232,11 +232,11 @@ func (j *judge) statusWritten(p *process, before, vm *api.VirtualMachine) {
 	if !j.hadState(vm.UID, since, func(state driver.State, r *fake.Record) bool {
 		return state == rules.WantedState(vm.Spec.Action) && r.CPUMilli == vm.Spec.Resource.Cpu().MilliValue()
 	}) {
-		j.violate(rules.O11, "%s reports %s as Ready for generation %d, and its server was not as that says", p.name, vm.Name, vm.Status.ObservedGeneration)
+		j.violate(rules.StatusTrue, "%s reports %s as Ready for generation %d, but its server was never in the state of that spec", p.name, vm.Name, vm.Status.ObservedGeneration)
 	}
 }
 
-// checkApplied returns an error unless a VirtualMachine's server and status are as its spec says.
+// checkApplied returns an error unless a VirtualMachine's spec is applied to its server and status.
 func (j *judge) checkApplied(vm *api.VirtualMachine) error {
 	if vm.DeletionTimestamp != nil {
 		return errors.New("it is being deleted")
@@ -248,12 +248,12 @@ func (j *judge) checkApplied(vm *api.VirtualMachine) error {
 	return rules.CheckApplied(vm, new(rules.ServerOf(r, time.Now())))
 }
 
-// unsettled returns the rule that is broken unless something is still done, or nil.
+// unsettled returns a violation that exists as long as Drover has work left, or nil.
 func (j *judge) unsettled() *rules.Violation {
 	for _, object := range j.environment.api.list(vms, j.environment.api.version) {
-		vm, rule := object.(*api.VirtualMachine), rules.O10 //nolint:forcetypeassert // of this resource
+		vm, rule := object.(*api.VirtualMachine), rules.Converges //nolint:forcetypeassert // of this resource
 		if vm.DeletionTimestamp != nil {
-			rule = rules.O4
+			rule = rules.DeletionEnds
 		}
 		if err := j.checkApplied(vm); err != nil {
 			return new(rules.Broken(rule, "%s: %v", vm.Name, err))
@@ -261,7 +261,7 @@ func (j *judge) unsettled() *rules.Violation {
 	}
 	for _, r := range j.environment.memory.Records() {
 		if !r.Retained && r.UID != foreignUID && j.environment.objectOf(r.UID) == nil {
-			return new(rules.Broken(rules.O2, "the server %s of %s lacks a VirtualMachine", r.ID, r.Name))
+			return new(rules.Broken(rules.NoOrphans, "the server %s of %s lacks a VirtualMachine", r.ID, r.Name))
 		}
 	}
 	return nil
@@ -277,10 +277,10 @@ func (j *judge) addForeign() error {
 	return err
 }
 
-// checkForeign checks that what is not Drover's is as it was.
+// checkForeign checks that the server of another cluster is unchanged.
 func (j *judge) checkForeign() {
 	if have := findRecord(j.environment.memory.Records(), foreignUID); !reflect.DeepEqual(have, j.foreign) {
-		j.violate(rules.O6, "a server of another cluster is %+v, and was %+v", have, j.foreign)
+		j.violate(rules.OthersUntouched, "the server of another cluster is now %+v, and was %+v", have, j.foreign)
 	}
 }
 
@@ -292,11 +292,11 @@ func (j *judge) checkOutcome() {
 			j.environment.users.settlePending(vm, want)
 		}
 		if vm == nil && !want.deleted {
-			j.violate(rules.O7, "%s is gone, and no user has deleted it", want.Name)
+			j.violate(rules.AsRequested, "%s is gone, and no user has deleted it", want.Name)
 		} else {
 			j.report(want.CheckStarts(uid, len(j.runs[uid]))...)
 		}
-		if !want.forced { // the sweep removes what its user has left
+		if !want.forced { // otherwise the sweep removes the server
 			j.checkRelease(uid, want)
 		}
 	}
@@ -306,18 +306,18 @@ func (j *judge) checkOutcome() {
 func (j *judge) checkRelease(uid types.UID, want *wanted) {
 	retained := slices.ContainsFunc(j.environment.memory.Records(), func(r fake.Record) bool { return r.UID == uid && r.Retained })
 	if retained && !want.retain || !retained && want.deleted && want.retain && j.creates[uid] > 0 && !want.lost {
-		j.violate(rules.O7, "the server of %s is released: %v; requested: %v", want.Name, retained, want.retain)
+		j.violate(rules.AsRequested, "the server of %s is released: %v; requested: %v", want.Name, retained, want.retain)
 	}
 }
 
-// newRecorder returns a recorder for the decisions of a process, which outlives it.
+// newRecorder returns a recorder of a process's decisions, which remains after the process has ended.
 func (p *process) newRecorder(epoch func() uint64) *recorder.Recorder {
 	r := recorder.New(recorder.Options{Replica: p.name, Version: "schedules", Epoch: epoch, Clock: p.clock})
 	p.environment.judge.recorders = append(p.environment.judge.recorders, r)
 	return r
 }
 
-// decisions returns those that were kept of all processes, the newest last.
+// decisions returns the recorded decisions of all processes, the newest last.
 func (j *judge) decisions() (all []decisions.Record) {
 	for _, name := range j.environment.users.names {
 		for _, r := range j.recorders {
@@ -328,7 +328,7 @@ func (j *judge) decisions() (all []decisions.Record) {
 	return all
 }
 
-// replayDecisions derives them again.
+// replayDecisions derives decisions again, and checks that they are the same.
 func (j *judge) replayDecisions(all []decisions.Record) {
 	j.environment.faults.counts["decisions derived again"] += len(all)
 	j.report(rules.CheckDecisions(all)...)

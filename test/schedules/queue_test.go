@@ -16,11 +16,11 @@ import (
 	"cloudnative.tw/drover/internal/controller/queue"
 )
 
-// workers is how many a process has.
+// workers is how many workers a process has.
 const workers = 2
 
-// gatedQueue is Drover's queue, to which requests come one at a time, and from which each
-// worker goes on when the scheduler lets it.
+// gatedQueue is Drover's queue. Requests wait at the gate before they are queued, and workers
+// after they have taken a request.
 type gatedQueue struct {
 	priorityqueue.PriorityQueue[reconcile.Request]
 

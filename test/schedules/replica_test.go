@@ -35,21 +35,21 @@ import (
 const (
 	leaseName   = "drover-controller"
 	orphanGrace = time.Minute
-	// engineTimeout does not coincide with the reconciler's, which ends first as it does
-	// without a bubble.
+	// engineTimeout is a little longer than the reconciler's timeout, so that they do not
+	// coincide and the reconciler's ends first, as outside of a bubble.
 	engineTimeout = 31 * time.Second
 	bootTime      = 700 * time.Millisecond
 	stopTime      = 1300 * time.Millisecond
 )
 
-// settings are the default ones, except that no two deadlines of an election coincide.
+// settings returns the default settings, changed so that no two deadlines of an election coincide.
 func settings() leader.Settings {
 	s := leader.DefaultSettings()
 	s.Renew = 9700 * time.Millisecond
 	return s
 }
 
-// replica is a place where a process of Drover runs, one after the other.
+// replica runs processes of Drover, one after the other.
 type replica struct {
 	environment *environment
 	name        string
@@ -68,30 +68,30 @@ type process struct {
 	ctx         context.Context
 	cancel      context.CancelFunc
 
-	endAt    time.Time // when it is over after it was killed or has lost the Lease
-	doomed   bool      // it was killed
-	cutUntil time.Time // until when it does not reach the API
+	endAt    time.Time // the end of a process that was killed or has lost the Lease
+	doomed   bool      // set if the process was killed
+	cutUntil time.Time // the end of a disconnection from the API
 
 	inventory *inventory.Inventory
-	// otherIDs is how many of its calls have got the id of the other engine and have not returned yet.
+	// otherIDs is how many calls of EngineID have read the id of the other engine and not returned yet.
 	otherIDs atomic.Int32
 
-	dead   atomic.Bool // nothing that it does has an effect
+	dead   atomic.Bool // its calls have no effect any more
 	frozen atomic.Bool
-	ended  atomic.Bool // it has ended by itself
-	// stopping is set once the manager begins to stop. Which requests its workers still
-	// take then is not reproducible, so they take none.
+	ended  atomic.Bool // the process has ended by itself
+	// stopping is set once the manager begins to stop. Then its workers take no requests:
+	// which ones they would still take is not reproducible.
 	stopping atomic.Bool
-	// up is set once the manager has started. If it is stopped before, it spins until its
-	// caches are filled, and no clock of a bubble advances then.
+	// up is set once the manager has started. A manager that is stopped before spins until its
+	// caches are filled, and while it spins the bubble's clock does not advance.
 	up atomic.Bool
 }
 
 func (p *process) isDead() bool   { return p.dead.Load() }
 func (p *process) isFrozen() bool { return p.frozen.Load() }
 
-// hasEnded reports whether the process is over. One that gives up takes a while: how long
-// its manager takes is not reproducible, so the seed decides.
+// hasEnded reports whether the process has ended. How long its manager takes after it has lost
+// the Lease is not reproducible, so the seed determines it.
 func (p *process) hasEnded(random *rand.Rand) bool {
 	select {
 	case <-p.lock.Lost():
@@ -124,7 +124,7 @@ func (r *replica) start() error {
 	return nil
 }
 
-// liveManager is a manager whose live reads are the process's.
+// liveManager is a manager whose live reads go through the gate.
 type liveManager struct {
 	ctrl.Manager
 
@@ -154,8 +154,8 @@ func (p *process) newManager() (ctrl.Manager, error) {
 			return vmClient{process: p, cache: o.Cache.Reader}, nil
 		},
 		Metrics: metricsserver.Options{BindAddress: "0"},
-		// Without a limit: a manager that reaches it reads the field that the loss of the
-		// Lease writes, which the race detector reports.
+		// No timeout: after a timeout the manager reads a field that is written concurrently
+		// when the Lease is lost, which the race detector reports.
 		GracefulShutdownTimeout: new(time.Duration(-1)),
 		LeaderElection:          true, LeaderElectionResourceLockInterface: p.lock,
 		LeaderElectionID: leaseName, LeaderElectionReleaseOnCancel: true,
@@ -164,8 +164,8 @@ func (p *process) newManager() (ctrl.Manager, error) {
 	return liveManager{mgr, p}, err
 }
 
-// warmUp is how long the controllers take to start their sources once the cache is filled.
-// They hold a mutex until then, and a goroutine that waits for one stops a bubble's clock.
+// warmUp is more than the controllers need to start their sources once the cache is filled. They
+// hold a mutex until then, and a goroutine that waits for a mutex stops a bubble's clock.
 const warmUp = 500 * time.Millisecond
 
 // waitForCache waits until the cache has all VirtualMachines, as the program does.
@@ -187,10 +187,10 @@ func (p *process) newInformer(_ toolscache.ListerWatcher, object runtime.Object,
 	return toolscache.NewSharedIndexInformer(vmLister{p}, object, 0, indexers)
 }
 
-// stopNotice learns that the manager stops.
+// stopNotice records that the manager stops.
 type stopNotice struct{ *process }
 
-// NeedLeaderElection returns false: the manager runs it on standbys too.
+// NeedLeaderElection returns false, so that standbys run it too.
 func (stopNotice) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
@@ -200,7 +200,7 @@ func (n stopNotice) Start(ctx context.Context) error {
 	return nil
 }
 
-// addController adds what the program adds to its manager.
+// addController adds the same parts to a manager as drover-controller.
 func (p *process) addController(mgr ctrl.Manager) error {
 	engine, err := p.openEngines()
 	if err != nil {
@@ -231,13 +231,13 @@ func (p *process) addController(mgr ctrl.Manager) error {
 	})
 }
 
-// mayBindToOther reports whether the process binds to the other engine, or is about to: which
-// engine answers it has from its inventory, and not from the engine.
+// mayBindToOther reports whether the process may bind VirtualMachines to the other engine: its
+// inventory has the other engine's id, or is about to get it.
 func (p *process) mayBindToOther() bool {
 	return p.otherIDs.Load() > 0 || p.inventory.Get("").EngineID == p.environment.otherID
 }
 
-// openEngines opens the engine, or the one that has taken its place.
+// openEngines opens drivers of both engines.
 func (p *process) openEngines() (engineClient, error) {
 	open := func(memory *fake.Memory) (*fake.Driver, error) {
 		return fake.New(fake.Options{
@@ -287,8 +287,8 @@ func (p *process) run(mgr ctrl.Manager) {
 	<-watched
 }
 
-// kill ends the process: no call or message goes on, and calls under way have no effect
-// unless they are on their way to the engine or the API.
+// kill ends the process. Its calls and messages are dropped, except calls that survive has
+// selected as already sent.
 func (p *process) kill() {
 	p.dead.Store(true)
 	p.frozen.Store(false)

@@ -32,13 +32,13 @@ type Result struct {
 const (
 	// minFaultTime and maxFaultTime bound how long users and faults act.
 	minFaultTime, maxFaultTime = 20 * time.Second, 90 * time.Second
-	// convergeLimit is the bound for all to be as requested once faults have stopped: the
-	// Lease, the claim, and the longest backoff that faults may have led to.
+	// convergeLimit bounds the time from the end of faults until all requests are complete: the
+	// Lease, the cluster claim, and the longest backoff that faults may have caused.
 	convergeLimit = 8 * time.Minute
-	// usageDelay is how long it takes until the usage is known, which is two samples, after the last
-	// call that a fault had hang.
+	// usageDelay is how long it takes until the usage is known: two samples, after the timeout of the last
+	// call that a fault made hang.
 	usageDelay = 66*time.Second + 30*time.Second
-	// restPeriod is how long nothing may be written once all is as requested.
+	// restPeriod is how long nothing may be written once all requests are complete.
 	restPeriod = 61 * time.Second
 )
 
@@ -75,7 +75,7 @@ func (env *environment) run() error {
 		return err
 	}
 	if len(env.judge.violations) > 0 {
-		return nil // the schedule has ended there
+		return nil // the schedule has ended at the first violation
 	}
 	if left := env.judge.unsettled(); left != nil {
 		env.judge.violate(left.Rule, "%s after faults have stopped, %s", convergeLimit, left.Text)
@@ -88,8 +88,8 @@ func (env *environment) run() error {
 	return env.checkRest()
 }
 
-// checkRest checks that nothing is written, or changes, once all is as requested. What was
-// under way when it became so may still end.
+// checkRest checks that nothing is written or changes once all requests are complete and the
+// usage is known.
 func (env *environment) checkRest() error {
 	if err := env.runUntil(time.Now().Add(usageDelay), func() bool { return false }); err != nil {
 		return err
@@ -99,10 +99,10 @@ func (env *environment) checkRest() error {
 		return err
 	}
 	if n := env.api.writes - writes; n > 0 {
-		env.judge.violate(rules.O8, "%d writes in %s of rest", n, restPeriod)
+		env.judge.violate(rules.QuietAtRest, "%d writes in %s of rest", n, restPeriod)
 	}
 	if left := env.judge.unsettled(); left != nil {
-		env.judge.violate(rules.O10, "after all was as requested, %s", left.Text)
+		env.judge.violate(rules.Converges, "after all requests were complete, %s", left.Text)
 	}
 	env.judge.checkOutcome()
 	return nil
@@ -137,5 +137,5 @@ func (env *environment) stop() {
 		env.stopKilled()
 		time.Sleep(time.Second)
 	}
-	time.Sleep(time.Minute) // what only waits for its time ends
+	time.Sleep(time.Minute) // lets goroutines end that wait for timers
 }

@@ -37,22 +37,22 @@ import (
 )
 
 var (
-	seedFlag    = flag.Uint64("seed", 0, "run this schedule alone and print its trace")
-	firstFlag   = flag.Uint64("first", 0, "the first seed; 0: by chance in the full tier, else 1")
+	seedFlag    = flag.Uint64("seed", 0, "run only this schedule and print its trace")
+	firstFlag   = flag.Uint64("first", 0, "the first seed; 0 means random in the full tier, else 1")
 	seedsFlag   = flag.Int("seeds", 1, "how many seeds to replay")
-	replaysFlag = flag.Int("replays", 0, "how often to replay each; 0: 100 times in the full tier, else 20")
-	bugFlag     = flag.String("bug", "", "seed this bug alone")
-	bugFlagTime = flag.Duration("bug-duration", 5*time.Minute, "how much CPU time to look for a seeded bug, at most")
+	replaysFlag = flag.Int("replays", 0, "how often to replay each seed; 0 means 100 times in the full tier, else 20")
+	bugFlag     = flag.String("bug", "", "run only this seeded bug")
+	bugFlagTime = flag.Duration("bug-duration", 5*time.Minute, "the most CPU time to look for a seeded bug")
 	untilFlag   = flag.Bool("until-violation", false, "stop at the first violation")
 	workersFlag = flag.Uint64("workers", uint64(runtime.GOMAXPROCS(0)), "how many processes explore")
-	strideFlag  = flag.Uint64("stride", 1, "the difference of one seed and the next")
-	timeFlag    = flag.Duration("duration", 0, "how much CPU time each process explores schedules; 0: 30 s in the full tier, and so many schedules in the gate")
+	strideFlag  = flag.Uint64("stride", 1, "the difference between one seed and the next")
+	timeFlag    = flag.Duration("duration", 0, "the CPU time for which each process explores schedules; 0 means 30 s in the full tier, and gateSchedules schedules in the gate")
 )
 
-// gateSchedules is how many schedules the gate explores: always the same ones, on any host.
+// gateSchedules is how many schedules the gate explores: the same ones on every host.
 const gateSchedules = 200
 
-// isGate reports whether these are the schedules of the gate.
+// isGate reports whether this run explores the schedules of the gate.
 func isGate() bool { return *timeFlag == 0 }
 
 func TestMain(m *testing.M) {
@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 	*replaysFlag, *firstFlag = cmp.Or(*replaysFlag, 20), cmp.Or(*firstFlag, 1)
 	ctrl.SetLogger(logr.Discard())
 	klog.SetLogger(logr.Discard())
-	utilruntime.ErrorHandlers = nil // the default ones remember the time across bubbles
+	utilruntime.ErrorHandlers = nil // the default handlers keep times of earlier bubbles
 	os.Exit(m.Run())
 }
 
@@ -96,7 +96,7 @@ func TestSchedules(t *testing.T) {
 	explore(t)
 }
 
-// explore explores schedules until all are or the time is over, and prints what it did.
+// explore explores schedules until a number or a time is reached, and prints counts.
 func explore(t *testing.T) {
 	t.Helper()
 	total := Result{Faults: map[string]int{}}
@@ -118,7 +118,7 @@ func explore(t *testing.T) {
 	}
 }
 
-// cpuTime returns the CPU time of this process, which a busy host does not shorten.
+// cpuTime returns the CPU time of this process, a limit that does not depend on the host's load.
 func cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	var used unix.Rusage
@@ -135,8 +135,8 @@ func (r *Result) add(other Result) {
 
 var countLine = regexp.MustCompile(`count +(\d+) (.*)`)
 
-// exploreInProcesses explores disjoint seeds in several processes: client-go's source of
-// random numbers is one for a process.
+// exploreInProcesses explores disjoint seeds in several processes, because a process has only
+// one source of random numbers for client-go.
 func exploreInProcesses(t *testing.T) {
 	t.Helper()
 	t.Logf("the first seed is %d", *firstFlag)
@@ -165,7 +165,7 @@ func exploreInProcesses(t *testing.T) {
 	}
 }
 
-// TestSeededBugs checks that each bug of the list breaks its rules and no other.
+// TestSeededBugs checks that each bug of the list breaks one of its rules and no others.
 func TestSeededBugs(t *testing.T) {
 	if *bugFlag == "" {
 		tier.Full(t, "builds a program with all bugs and searches for minutes; the gate keeps the rules, in TestSchedules")
@@ -180,11 +180,11 @@ func TestSeededBugs(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^TestSchedules$", "-test.v", "-workers", "1", "-until-violation", "-first", "1", "-duration", bugFlagTime.String())
 			cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
 			out, err := cmd.CombinedOutput()
-			assert.Require(t, err != nil, "it was not found: %s", out[:min(len(out), 200)])
+			assert.Require(t, err != nil, "the bug was not found: %s", out[:min(len(out), 200)])
 			for n, found := range violationLine.FindAllString(string(out), -1) {
 				rule, _, _ := strings.Cut(found, ":")
 				if !slices.Contains(strings.Split(bug.Rules, "|"), rule) {
-					t.Errorf("it was found otherwise than by %s: %s", bug.Rules, found)
+					t.Errorf("the bug has broken another rule than %s: %s", bug.Rules, found)
 				} else if n == 0 {
 					t.Logf("found: %s", found)
 				}
@@ -210,7 +210,7 @@ func buildWithBugs(t *testing.T) string {
 	return binary
 }
 
-// TestReplay checks that a seed has one trace.
+// TestReplay checks that a seed always has the same trace.
 func TestReplay(t *testing.T) {
 	for seed := *firstFlag; seed < *firstFlag+uint64(*seedsFlag); seed++ { //nolint:gosec // few
 		t.Logf("the seed is %d", seed)
@@ -227,15 +227,15 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// firstDifference returns where two traces part.
-func firstDifference(a, b string) string {
-	one, two := strings.Split(a, "\n"), strings.Split(b, "\n")
-	for n := range min(len(one), len(two)) {
-		if one[n] != two[n] {
-			return fmt.Sprintf("line %d\n%s\n- %s\n+ %s", n+1, strings.Join(one[max(0, n-6):n], "\n"), one[n], two[n])
+// firstDifference describes the first difference between two traces.
+func firstDifference(first, second string) string {
+	a, b := strings.Split(first, "\n"), strings.Split(second, "\n")
+	for n := range min(len(a), len(b)) {
+		if a[n] != b[n] {
+			return fmt.Sprintf("line %d\n%s\n- %s\n+ %s", n+1, strings.Join(a[max(0, n-6):n], "\n"), a[n], b[n])
 		}
 	}
-	if len(one) != len(two) {
+	if len(a) != len(b) {
 		return "one trace is longer"
 	}
 	return ""

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// users act on a few names, each as one user of one VirtualMachine at a time.
+// users simulates users: there is one VirtualMachine at a time for each of a few names.
 type users struct {
 	environment *environment
 	random      *rand.Rand
@@ -40,7 +40,7 @@ type wanted struct {
 
 	deleted bool
 	retain  bool
-	// lost is set once others than Drover have removed the server.
+	// lost is set once the server was removed without Drover.
 	lost bool
 	// forced is set once a user has removed the finalizer by hand.
 	forced bool
@@ -58,14 +58,14 @@ func newUsers(env *environment, random *rand.Rand) *users {
 	return u
 }
 
-// pause is mostly short and sometimes long enough for everything to settle.
+// pause returns the time until the next action: mostly short, and sometimes long enough for Drover to finish.
 func (u *users) pause() time.Duration {
 	most := []time.Duration{300 * time.Millisecond, 3 * time.Second, 12 * time.Second}[u.random.IntN(3)]
 	return time.Duration(u.random.Int64N(int64(most)) / u.tempo)
 }
 
-// act takes the next action if it is due. What users do does not depend on what has
-// happened, so that a run without faults has the same requests.
+// act takes the next action if it is due. It takes the same random numbers whatever has
+// happened, so that a run without faults has similar requests.
 func (u *users) act() {
 	if !u.active || time.Now().Before(u.next) {
 		return
@@ -102,8 +102,8 @@ func (u *users) act() {
 	}
 }
 
-// create creates a VirtualMachine, unless that may be bound to another engine: one that is there, or
-// whose end a process has not noticed.
+// create creates a VirtualMachine, unless it might be bound to the other engine, because that engine
+// answers now or a process has not noticed that it does not any more.
 func (u *users) create(name string, detail int) {
 	if !u.environment.exchangedAt.IsZero() || slices.ContainsFunc(u.environment.processes(), (*process).mayBindToOther) {
 		return
@@ -139,7 +139,7 @@ func (u *users) delete(vm *api.VirtualMachine) {
 	}
 }
 
-// deleteJustCreated deletes what was just created.
+// deleteJustCreated deletes the VirtualMachine that was just created.
 func (u *users) deleteJustCreated() {
 	vm := u.environment.object(u.deleteNext)
 	u.deleteNext = ""
@@ -148,7 +148,7 @@ func (u *users) deleteJustCreated() {
 	}
 }
 
-// maxOrphans is how many orphans users may leave: of more than three, the sweep removes none.
+// maxOrphans is how many orphans users may leave: the sweep freezes if there are more than three.
 const maxOrphans = 2
 
 // removeFinalizer removes Drover's finalizer by hand, which leaves an orphan.
@@ -160,7 +160,7 @@ func (u *users) removeFinalizer(vm *api.VirtualMachine) {
 	u.update(next, "loses its finalizer")
 }
 
-// settlePending adds the last request to those that must have happened, if it has completed.
+// settlePending adds the starts of the last request to AtLeast, if the request is complete.
 func (u *users) settlePending(vm *api.VirtualMachine, want *wanted) (applied bool) {
 	applied = u.environment.judge.checkApplied(vm) == nil
 	if applied {

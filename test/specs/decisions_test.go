@@ -14,14 +14,14 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// decisionsLog has all that the controller has decided, as JSON.
+// decisionsLog has all decisions of the controller, as JSON.
 type decisionsLog struct {
 	mu   sync.Mutex
 	text []byte
 	err  error
 }
 
-// add adds a record, or an update of one.
+// add adds a record, or an update of a record.
 func (l *decisionsLog) add(line any) {
 	text, err := json.Marshal(line)
 	l.mu.Lock()
@@ -44,7 +44,7 @@ func (l *decisionsLog) read() ([]decisions.Record, error) {
 	return f.Records, err
 }
 
-// showDecisions shows the last ones of a namespace at the end of a test, if it has failed.
+// showDecisions shows the last decisions of a namespace at the end of a failed test.
 func showDecisions(t *testing.T, ns string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -57,7 +57,7 @@ func showDecisions(t *testing.T, ns string) {
 	})
 }
 
-// check returns an error if a decision comes out otherwise when it is derived again.
+// check derives each decision again, and returns an error if one differs from its record.
 func (l *decisionsLog) check() error {
 	all, err := l.read()
 	if err != nil {

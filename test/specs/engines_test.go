@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestFake runs the values and rows on the fake driver.
+// TestFake runs all values and rows with the fake driver.
 func TestFake(t *testing.T) {
 	t.Parallel()
 	newSuite(t, fakeEngine()).runAll()
@@ -59,7 +59,7 @@ func leftFake(t *testing.T, vm *api.VirtualMachine) (left []string) {
 	return left
 }
 
-// TestDocker does the same with containers.
+// TestDocker runs them with containers.
 func TestDocker(t *testing.T) {
 	t.Parallel()
 	newSuite(t, engine{
@@ -72,7 +72,7 @@ func TestDocker(t *testing.T) {
 	}).runAll()
 }
 
-// containerState is the part of a container that a spec determines.
+// containerState is the state of a container that a spec determines.
 type containerState struct {
 	image            string
 	cpu, memory      int64
@@ -90,8 +90,8 @@ func readContainer(t *testing.T, vm *api.VirtualMachine) any {
 	}
 }
 
-// leftContainers returns the containers that are left, but for one that was to be retained,
-// which it removes.
+// leftContainers returns the containers that are left of a VM. It removes a container that was to be
+// retained.
 func leftContainers(t *testing.T, vm *api.VirtualMachine) (left []string) {
 	t.Helper()
 	for _, c := range testenv.ListContainers(t, vm.UID) {
@@ -103,7 +103,7 @@ func leftContainers(t *testing.T, vm *api.VirtualMachine) (left []string) {
 	return left
 }
 
-// TestQEMU does the same with machines, whose guest is emulated.
+// TestQEMU runs them with machines, which are emulated.
 func TestQEMU(t *testing.T) {
 	t.Parallel()
 	image := framework.BuildBootGuest(t, environment.images, "A", false)
@@ -118,14 +118,14 @@ func TestQEMU(t *testing.T) {
 	}).runAll()
 }
 
-// TestQEMUContainers does the same with machines of a container image, and the fields that say what they run.
+// TestQEMUContainers runs the fields of commands with machines of a container image.
 func TestQEMUContainers(t *testing.T) {
 	t.Parallel()
 	tier.Full(t, "it boots machines for minutes; TestFake has the fields' values, and TestContainerFields their refusals")
 	testenv.KillMachinesAtEnd(t, filepath.Dir(environment.qemuDir))
 	newSuite(t, engine{
 		name: "qemu", image: environment.container, support: (&qemu.Driver{}).SupportedFields(), workers: 3,
-		only: []string{"image", "command", "args", "env", "workingDir", "ephemeral"},
+		only: []string{"image", "command", "args", "env", "workingDir", "user", "init", "stdin", "tty", "sysctls", "ephemeral"},
 		base: map[string]any{
 			"driver": "qemu", "shutdownGracePeriodSeconds": 5, "ephemeral": true,
 			"resource": map[string]any{"cpu": 1, "memory": "128Mi"}, "image": map[string]any{"source": environment.container},
@@ -134,7 +134,7 @@ func TestQEMUContainers(t *testing.T) {
 	}).runAll()
 }
 
-// machineState is the part of a machine that a spec determines.
+// machineState is the state of a machine that a spec determines.
 type machineState struct {
 	settings  string
 	processes int
@@ -157,8 +157,8 @@ func readMachine(t *testing.T, vm *api.VirtualMachine) any {
 	return machineState{string(settings), len(testenv.MachineProcesses(t, vm.UID))}
 }
 
-// leftMachines returns what is left of a machine, but for one that was to be retained, which
-// it ends.
+// leftMachines returns what is left of a VM's machine. It ends a machine that was to be
+// retained.
 func leftMachines(t *testing.T, vm *api.VirtualMachine) (left []string) {
 	t.Helper()
 	retained, err := filepath.Glob(filepath.Join(environment.qemuDir, instance.RetainedDir, string(vm.UID)+"*"))
@@ -166,7 +166,7 @@ func leftMachines(t *testing.T, vm *api.VirtualMachine) (left []string) {
 	if len(retained) > 0 {
 		return endRetained(t, vm, retained)
 	}
-	// The process that supervises it may announce its end after the deletion.
+	// The machine's supervisor may report the end after the deletion.
 	_ = assert.Poll(t.Context(), "nothing is left", func() error {
 		left = testenv.FilesWithUID(t, environment.qemuDir, vm.UID)
 		for _, pid := range testenv.MachineProcesses(t, vm.UID) {

@@ -8,35 +8,35 @@ import (
 	"strings"
 )
 
-// Known are values that the schema does not say, by the paths of fields.
+// Known has values that do not follow from the schema, by the paths of fields.
 type Known struct {
-	// Values of fields whose schema has a rule, or which a driver must be able to use.
+	// Values has values of fields with a rule in the schema, or with requirements of a driver.
 	Values map[string]Values
-	// Whole are fields whose parts are not tried one by one.
+	// Whole has values of fields whose parts are not tried one by one.
 	Whole map[string]Values
-	// Keys of maps.
+	// Keys has the keys of maps.
 	Keys map[string][]string
-	// With has the fields that the rules of an object need beside any other.
+	// With has the fields that an object must always have because of its rules.
 	With map[string]map[string]any
-	// Exclusive are fields of which at most one of each group may be set.
+	// Exclusive has groups of fields of which at most one may be set.
 	Exclusive [][]string
-	// Unseen are fields whose value no simulated server shows: those that only guide calls,
-	// secrets, and Growing.
+	// Unseen are fields whose values a simulated server does not show: those that only control
+	// calls, secrets, and Growing.
 	Unseen []string
-	// Growing is a field that no change takes back.
+	// Growing is a field that can only grow.
 	Growing string
-	// Masking are objects that keep a server from being ready, whatever else its spec says.
+	// Masking are objects with which a server never becomes ready, whatever the rest of its spec.
 	Masking []string
-	// Forbidden is an object that the schema has and a rule does not allow.
+	// Forbidden is an object that the schema has but a rule does not allow.
 	Forbidden string
 }
 
-// Values of one field.
+// Values are the values of one field.
 type Values struct {
 	Valid, Invalid []any
-	// Real is how many of the valid values a real engine has room for; zero means all.
+	// Real is how many of the valid values are used on a real engine; zero means all.
 	Real int
-	// Only replaces the valid values of the schema, and Alone keeps them from rows.
+	// Only means that these values replace those from the schema, and Alone that they are not in rows.
 	Only, Alone bool
 }
 
@@ -47,10 +47,10 @@ const (
 	secretText = "hunter2secret"
 )
 
-// program is one that the images of real engines have.
+// program is a program in the images of real engines.
 const program = "/demo-guest"
 
-// KnownFor returns what is known for a driver, and an image that it has.
+// KnownFor returns the known values for a driver and an image that it can run.
 func KnownFor(driver, image string) Known {
 	hidden := []any{"a\x1b[2J", "a\u202eb"} // which a terminal would obey
 	source, file := Values{Valid: []any{image}, Invalid: hidden}, Values{Valid: []any{"/boot/file"}, Invalid: hidden}
@@ -61,6 +61,7 @@ func KnownFor(driver, image string) Known {
 		"resource{memory}":                     {Valid: []any{"32Mi", "48Mi", "6Mi", "64Ti"}, Real: 2, Invalid: []any{"5Mi", "65Ti", "x", 0, nil}},
 		"resource{rootDisk}":                   {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
 		"volumes[].size":                       {Valid: []any{"2Mi", "3Mi", "1Mi", "1Pi"}, Real: 2, Invalid: []any{"1Ki", "2Pi", "x", 0}},
+		"volumes[].mountPath":                  {Valid: []any{"/srv", "/srv/a b"}, Real: 2, Invalid: append([]any{"srv", "/", "/srv/", "/a/../b", "/dev/x", "/etc"}, hidden...)},
 		"ports[].hostIP":                       {Valid: []any{"127.0.0.1", "", "::1"}, Real: 2, Invalid: []any{"localhost", "1.2.3", "::1%lo"}},
 		"image.source":                         source,
 		"volumes[].source.image.source":        source,
@@ -76,6 +77,9 @@ func KnownFor(driver, image string) Known {
 		"env[].valueFrom.secretKeyRef.name":    {Valid: []any{secretName}},
 		"env[].valueFrom.secretKeyRef.key":     {Valid: []any{secretKey}},
 		"workingDir":                           {Valid: []any{"/tmp", "/", "/a b\"'$(id)/漢", "/" + strings.Repeat("x", 1023)}, Real: 3, Invalid: append([]any{"tmp", "."}, hidden...)},
+		"user":                                 {Valid: []any{"0", "1234:5", "root", strings.Repeat("u", 256)}, Real: 2, Invalid: append([]any{"a b", ":", "a:", "a:b:c"}, hidden...)},
+		"sysctls[].name":                       {Valid: []any{"net.ipv4.ip_default_ttl", "net/ipv4/ip_forward"}, Invalid: append([]any{"Net", "a..b", "../a", ".a", "a.", strings.Repeat("a", 254)}, hidden...)},
+		"sysctls[].value":                      {Valid: []any{"1", "2"}, Invalid: append([]any{"1\n2"}, hidden...)},
 		"userData.secretKeyRef.name":           {Valid: []any{secretName}},
 		"userData.secretKeyRef.key":            {Valid: []any{secretKey}},
 		"networkData.secretKeyRef.name":        {Valid: []any{secretName}},
@@ -83,7 +87,7 @@ func KnownFor(driver, image string) Known {
 	}
 	known := Known{
 		Values: values,
-		Whole:  podFields,
+		Whole:  wholeFields,
 		Keys:   map[string][]string{"resource": {"cpu", "memory", "rootDisk"}},
 		With: map[string]map[string]any{
 			"image": {"source": image}, "volumes[].source.image": {"source": image},
@@ -98,14 +102,20 @@ func KnownFor(driver, image string) Known {
 		Forbidden: "volumes[].source.image.kernel",
 	}
 	if driver == "qemu" {
-		known.Masking = append(known.Masking, "image.kernel") // no text is the path of a kernel
+		known.Masking = append(known.Masking, "image.kernel") // no kernel has a path from the schema
 	}
 	return known
 }
 
-// podFields are the fields of pods that are not tried in rows, with values as a pod may have them. What the API
-// server itself checks of a pod is not repeated here.
-var podFields = map[string]Values{
+// wholeFields are fields of pods, with valid values. They are not tried in rows, because the API server itself, or package
+// crd, checks their parts.
+var wholeFields = map[string]Values{
+	"files": {Valid: []any{
+		[]any{map[string]any{"mountPath": "/srv/secret", "secret": map[string]any{"secretName": secretName, "defaultMode": 0o400}}},
+		[]any{map[string]any{"mountPath": "/srv/a b", "configMap": map[string]any{"name": "none", "optional": true, "items": []any{
+			map[string]any{"key": "k", "path": "a/b c", "mode": 0o777},
+		}}}},
+	}, Invalid: []any{"text", []any{map[string]any{"mountPath": "/srv"}}, []any{map[string]any{"mountPath": "/srv", "secret": map[string]any{"secretName": ""}}}}},
 	"ephemeral":        {Valid: []any{false, true}, Invalid: []any{"yes", 1}},
 	"storageClassName": {Valid: []any{"fast"}, Invalid: []any{1, "-"}},
 	"evictionPolicy":   {Valid: []any{"Allow", "Block"}, Invalid: []any{"", "Never"}},
@@ -119,7 +129,7 @@ var podFields = map[string]Values{
 	"runtimeClassName":          {Valid: []any{"kata"}, Invalid: []any{1, "-"}},
 }
 
-// set returns a copy of a spec with a field set, and with the fields that have to be beside it.
+// set returns a copy of a spec with a field and the fields that it requires.
 func (w *walker) set(spec map[string]any, path string, value any) (map[string]any, error) {
 	out, err := w.setAt(spec, "", steps(path), value)
 	if err != nil {
@@ -160,7 +170,7 @@ func (w *walker) setAt(node any, path string, rest []string, value any) (any, er
 	return object, err
 }
 
-// dropExclusive removes what a field may not stand beside.
+// dropExclusive removes the fields that may not be set together with a field.
 func (w *walker) dropExclusive(object map[string]any, path, field string) {
 	for _, group := range w.known.Exclusive {
 		for _, other := range group {

@@ -91,8 +91,8 @@ func startEnvironment() (func() error, error) {
 	}, nil
 }
 
-// waitSwept waits until no simulated server is left. A test may end by deletions that leave
-// servers to the orphan sweep (users.waitSwept).
+// waitSwept waits until no simulated server is left. The last deletions of a test may leave servers
+// to the orphan sweep (see users.waitSwept).
 func (e *specEnvironment) waitSwept() error {
 	return assert.Poll(context.Background(), "the sweep removes all servers", func() error {
 		left, err := filepath.Glob(filepath.Join(e.FakeDir, "*.json"))
@@ -103,7 +103,7 @@ func (e *specEnvironment) waitSwept() error {
 	})
 }
 
-// newNamespace makes a namespace with the Secret that specs refer to.
+// newNamespace creates a namespace with the Secret that specs refer to.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	ns := environment.CreateNamespace(t)

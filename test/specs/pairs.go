@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// absent is the choice to leave a field out.
+// absent in a row means that a field is not set.
 const absent = -1
 
-// pair is that one field has one value while another has another.
+// pair is a combination of two values of two fields.
 type pair struct{ field, value, other, otherValue int }
 
-// tries is how many rows are made for each that is kept.
+// tries is how many rows are generated for each row that is kept.
 const tries = 8
 
-// Rows returns combinations of values such that each two values of two fields meet in one, if
-// they may, and the number of these pairs. A row has the index of a value for each field, or
-// absent. It is greedy, and the same each time.
+// Rows returns combinations of values in which each pair of values of two fields occurs, if it is
+// allowed, and the number of pairs. A row has the index of a value for each field, or absent. The
+// algorithm is greedy, and its result is the same each time.
 func Rows(fields []Field, exclusive [][]string) (rows [][]int, pairs int) {
 	missing := map[pair]bool{}
 	for a, field := range fields {
@@ -65,8 +65,8 @@ func choices(f Field) []int {
 	return all
 }
 
-// makeRow begins with a pair that is missing, and gives each other field the value that meets
-// most.
+// makeRow begins with a missing pair, and gives each other field the value with the most missing
+// pairs.
 func makeRow(fields []Field, exclusive [][]string, missing map[pair]bool, random *rand.Rand) []int {
 	row := make([]int, len(fields))
 	const unset = -2
@@ -90,7 +90,7 @@ func makeRow(fields []Field, exclusive [][]string, missing map[pair]bool, random
 	return row
 }
 
-// anyOf returns one of the pairs, by chance and yet the same each time.
+// anyOf returns a random pair, the same each time.
 func anyOf(missing map[pair]bool, random *rand.Rand) pair {
 	all := make([]pair, 0, len(missing))
 	for p := range missing {
@@ -102,7 +102,7 @@ func anyOf(missing map[pair]bool, random *rand.Rand) pair {
 	return all[random.IntN(len(all))]
 }
 
-// gain returns how many missing pairs a value meets, or less than none if it is not possible.
+// gain returns the number of missing pairs that a value would add, or a negative number if the value is not allowed.
 func gain(fields []Field, exclusive [][]string, missing map[pair]bool, row []int, i, value, unset int) int {
 	met := 0
 	for j, other := range row {
@@ -119,7 +119,7 @@ func gain(fields []Field, exclusive [][]string, missing map[pair]bool, row []int
 	return met
 }
 
-// metBy returns the missing pairs that a row has.
+// metBy returns the missing pairs that occur in a row.
 func metBy(row []int, missing map[pair]bool) (met []pair) {
 	for a, va := range row {
 		for b, vb := range row[:a] {

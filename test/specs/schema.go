@@ -20,12 +20,12 @@ import (
 
 // Field is a field of the spec with the values to try.
 type Field struct {
-	// Path is its name below the spec: "image.source", "ports[].port", "resource{cpu}".
+	// Path is the field's path below the spec: "image.source", "ports[].port", "resource{cpu}".
 	Path string
-	// Valid are values that the API accepts, the plainest first. Invalid are some that it
-	// must refuse.
+	// Valid are values that the API accepts, the simplest first. Invalid are values that it must
+	// refuse.
 	Valid, Invalid []any
-	// Alone is set if a value is not combined with those of other fields.
+	// Alone is set if the values are not combined with those of other fields.
 	Alone bool
 }
 
@@ -39,7 +39,7 @@ func specSchema() (*apiextensions.JSONSchemaProps, error) {
 	return &spec, nil
 }
 
-// Fields returns the fields of a schema, in order. It fails if no valid value of one is known.
+// Fields returns the fields of a schema, in order. It fails if no valid value of a field is known.
 func Fields(schema *apiextensions.JSONSchemaProps, k Known) ([]Field, error) {
 	w := newWalker(schema, k)
 	err := w.walk("", schema)
@@ -54,7 +54,7 @@ type walker struct {
 	known  Known
 	root   *apiextensions.JSONSchemaProps
 	fields []Field
-	// first has the plainest value of each field, also of one that is forbidden.
+	// first has the simplest value of each field, even of forbidden fields.
 	first map[string]any
 }
 
@@ -98,8 +98,8 @@ func (w *walker) walkMap(path string, s *apiextensions.JSONSchemaProps) error {
 	return nil
 }
 
-// walkList adds the items, and lists that are as long as is allowed, longer, and with one
-// item twice.
+// walkList adds the fields of items, and lists of the maximum length, longer ones, and ones with
+// a duplicate item.
 func (w *walker) walkList(path string, s *apiextensions.JSONSchemaProps) error {
 	if err := w.walk(path+"[]", s.Items.Schema); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (w *walker) list(path string, n int64) ([]any, error) {
 		}
 		if object, ok := item.(map[string]any); ok {
 			object["name"] = fmt.Sprintf("n%d", i)
-			if _, ok := object["port"]; ok { // which is a key by a rule
+			if _, ok := object["port"]; ok { // a rule makes it a key
 				object["port"] = i + 1
 			}
 		}
@@ -140,7 +140,7 @@ func (w *walker) list(path string, n int64) ([]any, error) {
 	return all, nil
 }
 
-// plain returns the plainest valid value of a field: its required fields.
+// plain returns the simplest valid value of a field, with only its required fields.
 func (w *walker) plain(path string) (any, error) {
 	if value, ok := w.first[path]; ok {
 		return value, nil
@@ -189,7 +189,7 @@ func schemaAt(s *apiextensions.JSONSchemaProps, path string) *apiextensions.JSON
 
 var stepPattern = regexp.MustCompile(`\[\]|[^.\[\]{}]+`)
 
-// steps returns the parts of a path: names, and "[]" for an item.
+// steps returns the elements of a path: names, and "[]" for an item.
 func steps(path string) []string { return stepPattern.FindAllString(path, -1) }
 
 func (w *walker) addLeaf(path string, s *apiextensions.JSONSchemaProps) error {
@@ -240,7 +240,7 @@ func leafValues(s *apiextensions.JSONSchemaProps) (valid, invalid []any) {
 	return nil, nil
 }
 
-// hostile are texts that programs which the value reaches may read as something else.
+// hostile are texts that programs could misinterpret.
 var hostile = []any{"a,b=c d", "-x\n--y", `"'\$(id)`, "ü漢😀\u007f"}
 
 func stringValues(s *apiextensions.JSONSchemaProps) (valid, invalid []any) {
@@ -276,7 +276,7 @@ func stringValues(s *apiextensions.JSONSchemaProps) (valid, invalid []any) {
 	return valid, append(invalid, 1)
 }
 
-// matching returns a text of a pattern, of n characters if there is one, and at most the most.
+// matching returns a text that matches a pattern and has n characters, or up to most if there is none.
 func matching(pattern string, n, most int) (string, bool) {
 	expression := regexp.MustCompile(pattern)
 	for _, letter := range []string{"a", "0", "A"} {

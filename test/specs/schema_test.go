@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestNewField checks that a field that is added to the CRD is covered by itself, and that one
-// whose valid values no schema says fails the tests.
+// TestNewField checks that a new field of the CRD is tested automatically, and that a new field whose
+// schema does not tell its valid values fails the tests.
 func TestNewField(t *testing.T) {
 	schema, err := specSchema()
 	must(t, err)
@@ -30,10 +30,10 @@ func TestNewField(t *testing.T) {
 	assert.True(t, i >= 0 && slices.Contains(fields[i].Valid, any(int64(9))) && slices.Contains(fields[i].Invalid, any(int64(10))), "the fields are %+v", fields)
 	rule := apiextensions.ValidationRules{{Rule: "self.startsWith('x')"}}
 	_, err = with(apiextensions.JSONSchemaProps{Type: "string", XValidations: rule})
-	assert.True(t, err != nil && strings.Contains(err.Error(), "spec.newField"), "a rule that nothing is known of: %v", err)
+	assert.True(t, err != nil && strings.Contains(err.Error(), "spec.newField"), "a field with an unknown rule: %v", err)
 }
 
-// TestRows checks that each two values meet.
+// TestRows checks that each pair of values is in some row.
 func TestRows(t *testing.T) {
 	fields := []Field{{Path: "a", Valid: []any{1, 2}}, {Path: "b.x", Valid: []any{1, 2, 3}}, {Path: "b.y", Valid: []any{1}}, {Path: "c", Valid: []any{1, 2}}}
 	rows, pairs := Rows(fields, [][]string{{"b.x", "b.y"}})
@@ -47,7 +47,7 @@ func TestRows(t *testing.T) {
 		}
 	}
 	// Of 12 + 6 + 9 + 8 + 12 + 6 pairs, 3 are not possible.
-	assert.True(t, len(met) == pairs && pairs == 12+6+9+8+12+6-3 && len(rows) <= 20, "%d of %d pairs meet in %d rows", len(met), pairs, len(rows))
+	assert.True(t, len(met) == pairs && pairs == 12+6+9+8+12+6-3 && len(rows) <= 20, "%d of %d pairs are in %d rows", len(met), pairs, len(rows))
 }
 
 func must(t *testing.T, err error) {

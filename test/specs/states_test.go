@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// states follows the VirtualMachines of a namespace: every state that a user could see.
+// states records every state of the VirtualMachines of a namespace that a watch reports.
 type states struct {
 	ns string
 
@@ -36,7 +36,7 @@ type states struct {
 	err        error
 }
 
-// watchStates follows the VirtualMachines of a namespace until the test ends.
+// watchStates watches the VirtualMachines of a namespace until the test ends.
 func watchStates(t *testing.T, ns string) *states {
 	t.Helper()
 	s := &states{ns: ns, latest: map[string]*api.VirtualMachine{}}
@@ -75,7 +75,7 @@ func (s *states) record(event watch.Event) {
 	defer s.mu.Unlock()
 	vm, ok := event.Object.(*api.VirtualMachine)
 	if !ok {
-		s.err = fmt.Errorf("the watch brings %+v", event.Object)
+		s.err = fmt.Errorf("the watch reports %+v", event.Object)
 		return
 	}
 	s.seen++
@@ -96,7 +96,7 @@ func specText(vm *api.VirtualMachine) string {
 	return string(text)
 }
 
-// wait waits until a VirtualMachine is as check wants it; it is nil once it is gone.
+// wait waits until check accepts a VirtualMachine, and returns it. A deleted VirtualMachine is nil.
 func (s *states) wait(what string, name string, check func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
 	var vm *api.VirtualMachine
 	var ended error
@@ -109,7 +109,7 @@ func (s *states) wait(what string, name string, check func(*api.VirtualMachine) 
 		case isOver:
 			return nil
 		case vm == nil:
-			return errors.New("it is not there")
+			return errors.New("it does not exist")
 		}
 		return fmt.Errorf("spec %s, status %s", specText(vm), framework.FormatStatus(vm))
 	})
@@ -126,7 +126,7 @@ func (s *states) all() map[string]*api.VirtualMachine {
 	return maps.Clone(s.latest)
 }
 
-// report returns how many states were seen, and their violations.
+// report returns the number of recorded states, and their violations.
 func (s *states) report() (seen int, violations []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,8 +135,8 @@ func (s *states) report() (seen int, violations []string) {
 
 var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z0-9]*$`)
 
-// checkState returns what is wrong with a state: by the rules of kstatus and of the API's
-// conventions, and with the state before.
+// checkState returns the violations of a state: of the rules of kstatus, of the API's conventions,
+// and of rules about the state before.
 func checkState(before, vm *api.VirtualMachine) (wrong []string) {
 	is := func(kind string) bool { return meta.IsStatusConditionTrue(vm.Status.Conditions, kind) }
 	add := func(bad bool, format string, args ...any) {

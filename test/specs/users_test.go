@@ -28,7 +28,7 @@ import (
 )
 
 // TestUsers runs random sequences of users' actions on a fake engine, and compares the
-// outcome with a model. rapid shortens a sequence that fails.
+// outcome with a model. rapid shortens failing sequences.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
@@ -66,20 +66,20 @@ type users struct {
 	sequences int
 }
 
-// model is the state of one VirtualMachine that users expect.
+// model is the state of a VirtualMachine that users expect.
 type model struct {
 	name string
-	// spec is the desired one, nil if there is none.
+	// spec is the desired spec, or nil if the VirtualMachine does not exist.
 	spec       *api.VirtualMachineSpec
 	generation int64
 	uid        string
-	// run is the run at the last rest, empty if it was off. mayRestart is set once something
-	// may have ended it, and mustRestart once something has.
+	// run is the server's run at the last rest, or empty if the server was off. mayRestart is set once an
+	// action may have ended the run, and mustRestart once an action has.
 	run                     string
 	mayRestart, mustRestart bool
 }
 
-// runSequence does what two users may do with two VirtualMachines.
+// runSequence runs random actions of two users on two VirtualMachines.
 func (u *users) runSequence(t *rapid.T) {
 	u.sequences++
 	models := []*model{{name: fmt.Sprintf("a-%d", u.next.Add(1))}, {name: fmt.Sprintf("b-%d", u.next.Add(1))}}
@@ -88,7 +88,7 @@ func (u *users) runSequence(t *rapid.T) {
 	on := func(what string, do func(t *rapid.T, m *model)) func(*rapid.T) {
 		return func(t *rapid.T) {
 			m := pick.Draw(t, "vm")
-			if m.spec == nil { // nothing else is possible
+			if m.spec == nil { // no other action is possible
 				u.count("create")
 				u.create(t, m)
 				return
@@ -129,7 +129,7 @@ func (u *users) create(t *rapid.T, m *model) {
 	*m = model{name: m.name, spec: &made.Spec, generation: made.Generation, uid: string(made.UID), mayRestart: true}
 }
 
-// edit changes the spec of a VirtualMachine as a user does, who tries again at a conflict.
+// edit changes the spec of a VirtualMachine, and retries at a conflict.
 func (u *users) edit(t *rapid.T, m *model, change func(*api.VirtualMachineSpec)) {
 	vm, err := u.api().Change(context.Background(), m.name, func(vm *api.VirtualMachine) { change(&vm.Spec) })
 	if err != nil {
@@ -171,7 +171,7 @@ func (u *users) restart(t *rapid.T, m *model) {
 	u.edit(t, m, func(s *api.VirtualMachineSpec) { s.RestartedAt = &at })
 }
 
-// tryNonsense sends what the API must refuse, which changes nothing.
+// tryNonsense sends an invalid value, which the API must refuse.
 func (u *users) tryNonsense(t *rapid.T, m *model) {
 	f := rapid.SampledFrom(slices.DeleteFunc(slices.Clone(u.fields), func(f Field) bool { return len(f.Invalid) == 0 })).Draw(t, "field")
 	value := f.Invalid[rapid.IntRange(0, len(f.Invalid)-1).Draw(t, "value")]
@@ -200,8 +200,8 @@ func (u *users) delete(t *rapid.T, m *model) {
 	m.spec, m.run = nil, ""
 }
 
-// waitGone waits until a VirtualMachine is gone. It asks the API, because the watch may not even
-// have brought the creation yet.
+// waitGone waits until a VirtualMachine is gone. It reads from the API, because the watch may not even
+// have reported the creation yet.
 func (u *users) waitGone(m *model) error {
 	return assert.Poll(u.t.Context(), m.name+" is gone", func() error {
 		vm, err := u.api().Get(context.Background(), m.name, metav1.GetOptions{})
@@ -212,9 +212,9 @@ func (u *users) waitGone(m *model) error {
 	})
 }
 
-// waitSwept waits until the server of a VirtualMachine that is gone is removed. A deletion at
-// the time at which the finalizer is added ends the object and not its server, since
-// kube-apiserver does not look again: then the orphan sweep removes it.
+// waitSwept waits until the server of a deleted VirtualMachine is removed. If the finalizer is added
+// during the deletion, kube-apiserver may delete the object without regard to the finalizer. Then the
+// orphan sweep removes the server.
 func (u *users) waitSwept(m *model) error {
 	return assert.Poll(u.t.Context(), "the sweep removes the server of "+m.name, func() error {
 		r := environment.ReadFakeServer(u.t, types.UID(m.uid))
@@ -222,13 +222,13 @@ func (u *users) waitSwept(m *model) error {
 	})
 }
 
-// recreate deletes and creates under one name, as kubectl replace --force does.
+// recreate deletes a VirtualMachine and creates another of the same name, as kubectl replace --force does.
 func (u *users) recreate(t *rapid.T, m *model) {
 	u.delete(t, m)
 	u.create(t, m)
 }
 
-// rest waits until nothing is left to do, and compares what there is with the model.
+// rest waits until Drover has nothing to do, and compares the VirtualMachines and servers with the model.
 func (u *users) rest(t *rapid.T, m *model) {
 	vm, err := u.states.wait("at rest", m.name, func(vm *api.VirtualMachine) bool {
 		return vm != nil && string(vm.UID) == m.uid && vm.Generation >= m.generation && vm.Status.ObservedGeneration == vm.Generation && outcome(vm) != ""
@@ -266,7 +266,7 @@ func (m *model) checkRun(t *rapid.T, vm *api.VirtualMachine, run string) {
 	}
 }
 
-// clean removes what a sequence has left.
+// clean deletes the VirtualMachines of a sequence.
 func (u *users) clean(models []*model) {
 	for _, m := range models {
 		if m.spec == nil {

@@ -32,21 +32,21 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// engine has the properties of a driver's engine.
+// engine describes the engine of a driver.
 type engine struct {
 	name, image string
 	base        map[string]any
-	// only are the fields that are tried; none means all.
+	// only has the fields that are tried; empty means all.
 	only []string
 	// seesAll is set if read returns all fields that the driver applies.
 	seesAll bool
 	support map[string]driver.Support
-	// read returns what the engine has of a VirtualMachine, without what differs from run to
-	// run; left returns what it has of one that is gone.
+	// read returns the engine's state of a VirtualMachine, without details that differ from run to
+	// run. left returns what the engine still has of a deleted VirtualMachine.
 	read func(t *testing.T, vm *api.VirtualMachine) any
 	left func(t *testing.T, vm *api.VirtualMachine) []string
-	// workers is how many cases run at a time. Of values and rows, only every so many run
-	// unless everything does; zero means none.
+	// workers is how many cases run at a time. Outside of the full tier only every valueStride-th
+	// value and every rowStride-th row is tried; zero means none.
 	workers, valueStride, rowStride int
 }
 
@@ -58,12 +58,12 @@ type suite struct {
 	ns      string
 	vms     dynamic.ResourceInterface
 	states  *states
-	initial any // the engine's state of the base
+	initial any // the engine's state for the base spec
 	next    atomic.Int64
 
 	mu     sync.Mutex
 	counts map[string]int
-	// servers has, by a field and the state of a server, the value that has made it so.
+	// servers maps a field and the state of a server to the value of the field that led to this state.
 	servers map[string]string
 	wrong   []string
 }
@@ -90,7 +90,7 @@ const (
 	ready   settled = "ready"
 	stalled settled = "stalled"
 	pending settled = "wait for a restart"
-	// waits is for missing things that may come: a Secret, an image, memory.
+	// waits means that the VM waits for missing things that may appear: a Secret, an image, memory.
 	waits settled = "wait for missing things"
 )
 
@@ -112,7 +112,7 @@ func (s *suite) count(what string) {
 
 func (s *suite) object(name string, spec map[string]any) *unstructured.Unstructured {
 	content := map[string]any{"apiVersion": api.SchemeGroupVersion.String(), "kind": "VirtualMachine", "metadata": map[string]any{"name": name}, "spec": spec}
-	text, err := json.Marshal(content) // makes numbers what a decoder makes of them
+	text, err := json.Marshal(content) // a round trip, for the number types of a decoder
 	u := &unstructured.Unstructured{}
 	if err := errors.Join(err, u.UnmarshalJSON(text)); err != nil {
 		panic(err)
@@ -131,7 +131,7 @@ func (s *suite) create(spec map[string]any) (string, *api.VirtualMachine, error)
 	return name, vm, err
 }
 
-// createBase creates a VirtualMachine that is to be ready.
+// createBase creates a VirtualMachine with the base spec, which must become ready.
 func (s *suite) createBase() (string, *api.VirtualMachine, error) {
 	name, vm, err := s.create(s.base)
 	vm, err = s.awaitRetry(name, vm, err, func(*api.VirtualMachine) bool { return false })
@@ -179,7 +179,7 @@ func (s *suite) awaitGeneration(name string, generation int64) (*api.VirtualMach
 	})
 }
 
-// outcome returns how a VirtualMachine has settled, or nothing.
+// outcome returns how a VirtualMachine has settled, or "" if it has not.
 func outcome(vm *api.VirtualMachine) settled {
 	op := vm.Status.Operation
 	switch is := func(kind string) bool { return meta.IsStatusConditionTrue(vm.Status.Conditions, kind) }; {
@@ -195,8 +195,8 @@ func outcome(vm *api.VirtualMachine) settled {
 	return ""
 }
 
-// apply takes a VirtualMachine to a spec, restarted if that is needed, and checks that what
-// keeps it from being ready is named.
+// apply waits until a spec is applied, restarts the VirtualMachine if necessary, and checks that its
+// message names a changed field if it is not ready.
 func (s *suite) apply(name string, spec map[string]any, changed []string, vm *api.VirtualMachine, err error) (settled, error) {
 	isNamed := func(vm *api.VirtualMachine) bool { return namesAny(vm.Status.Message, changed) }
 	vm, err = s.awaitRetry(name, vm, err, isNamed)
@@ -208,7 +208,7 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 		if !slices.ContainsFunc(changed, func(path string) bool {
 			return slices.ContainsFunc(vm.Status.PendingFields, func(name string) bool { return name == top(path) || name == specName(path) })
 		}) {
-			return how, fmt.Errorf("%v waits for a restart, and changed was %v", vm.Status.PendingFields, changed)
+			return how, fmt.Errorf("%v waits for a restart, but the changed fields are %v", vm.Status.PendingFields, changed)
 		}
 		s.count("restarts")
 		spec["restartedAt"] = time.Unix(1e9+s.next.Add(1), 0).UTC().Format(time.RFC3339)
@@ -219,15 +219,15 @@ func (s *suite) apply(name string, spec map[string]any, changed []string, vm *ap
 		how = outcome(vm)
 	}
 	if how == pending || how != ready && !isNamed(vm) {
-		return how, fmt.Errorf("it is to %s, and nothing of %v is named: %s", how, changed, framework.FormatStatus(vm))
+		return how, fmt.Errorf("the outcome is %q, and the message names none of %v: %s", how, changed, framework.FormatStatus(vm))
 	}
 	s.count(string(how))
 	return how, nil
 }
 
-// awaitRetry waits until a VirtualMachine has settled after a failure of the engine itself: on a busy host
-// runc may fail to freeze a container, and a machine may not start in time. Drover tries again. It
-// does not wait for the things that a spec is to wait for.
+// awaitRetry waits until Drover's retries succeed after a failure of the engine itself: on a busy host
+// runc may fail to freeze a container, and a machine may not start in time. It returns at once if isToWait
+// reports that the spec makes the VirtualMachine wait.
 func (s *suite) awaitRetry(name string, vm *api.VirtualMachine, err error, isToWait func(*api.VirtualMachine) bool) (*api.VirtualMachine, error) {
 	if err != nil {
 		return vm, err
@@ -250,8 +250,8 @@ func namesAny(message string, paths []string) bool {
 	return slices.ContainsFunc(paths, func(path string) bool { return namesField(message, path) })
 }
 
-// namesField reports whether a message names a field by its path or by its last part, or one
-// that it is in, of which nothing is possible.
+// namesField reports whether a message names a field by its path or by its last part, or names a
+// field around it.
 func namesField(message, path string) bool {
 	parts := slices.DeleteFunc(steps(path), func(step string) bool { return step == "[]" })
 	last := regexp.MustCompile(`\b` + regexp.QuoteMeta(parts[len(parts)-1]) + `\b`)
@@ -264,10 +264,10 @@ func namesField(message, path string) bool {
 	return last.MatchString(plain) && strings.Contains(plain, parts[0])
 }
 
-// saysAllowed are the words by which a refusal says what is allowed.
+// saysAllowed matches words by which a refusal says which values are allowed.
 var saysAllowed = regexp.MustCompile(`(?i)must|should|supported values|may not|may only|allowed|required|at most|immutable|once|exactly one|duplicate`)
 
-// checkRefused checks that an invalid value was refused, by the field's name, with the
+// checkRefused checks that an invalid value was refused by an error that names the field and the
 // allowed values.
 func (s *suite) checkRefused(f Field, value any, err error) {
 	s.count("refused")
@@ -289,10 +289,10 @@ func parent(path string) string {
 	return path
 }
 
-// isIrreversible matches refusals of a change back.
+// isIrreversible matches refusals of a change that cannot be made, or taken back.
 var isIrreversible = regexp.MustCompile(`may only grow|immutable`)
 
-// runValue changes one field of a VirtualMachine, takes the change back and deletes it.
+// runValue changes one field of a VirtualMachine, takes the change back and deletes the VirtualMachine.
 func (s *suite) runValue(f Field, value any) {
 	what := fmt.Sprintf("%s: %.80v", f.Path, value)
 	changed, err := s.set(s.base, f.Path, value)
@@ -311,7 +311,7 @@ func (s *suite) runValue(f Field, value any) {
 		s.count("only at creation")
 		return
 	}
-	how, err := s.apply(name, changed, s.besides([]string{f.Path}), vm, err)
+	how, err := s.apply(name, changed, s.withRequired([]string{f.Path}), vm, err)
 	if err != nil {
 		s.failf("%s: %v", what, err)
 		return
@@ -322,10 +322,10 @@ func (s *suite) runValue(f Field, value any) {
 	s.rollBack(what, name, changed)
 }
 
-// checkEffect checks that a server is not as without a value, or as with another value.
+// checkEffect checks that a server's state differs from its state without the value, and with other values.
 func (s *suite) checkEffect(what string, f Field, state any) {
 	if reflect.DeepEqual(state, s.initial) {
-		s.failf("%s: it is ready, and the server is as it was without", what)
+		s.failf("%s: the VM is ready, but the server is as without the value", what)
 	}
 	text, err := json.Marshal(state)
 	if err != nil {
@@ -337,11 +337,11 @@ func (s *suite) checkEffect(what string, f Field, state any) {
 	s.servers[key] = what
 	s.mu.Unlock()
 	if other != "" {
-		s.failf("%s: it is ready, and the server is as with %s", what, other)
+		s.failf("%s: the VM is ready, but the server is as with %s", what, other)
 	}
 }
 
-// isSeen reports whether the engine shows that a field has a value that differs from the base's.
+// isSeen reports whether the state of the engine shows that a field differs from the base.
 func (s *suite) isSeen(f Field, value any) bool {
 	support := s.support[specName(f.Path)]
 	if !s.seesAll || support != driver.AppliedLive && support != driver.AppliedAtRestart || slices.Contains(s.known.Unseen, f.Path) || slices.Contains(s.known.Unseen, top(f.Path)) {
@@ -359,7 +359,7 @@ func (s *suite) isSeen(f Field, value any) bool {
 	return err == nil && !reflect.DeepEqual(at, s.base) && value != usual && value != "" && value != false
 }
 
-// specName returns the name that drivers have for a field.
+// specName returns the name of a field in SupportedFields of drivers.
 func specName(path string) string {
 	name := strings.NewReplacer("[]", "", "{", ".", "}", "").Replace(path)
 	for _, secret := range []string{"userData", "networkData"} {
@@ -375,16 +375,16 @@ func specName(path string) string {
 
 func isRefusal(err error) bool { return apierrors.IsInvalid(err) }
 
-// rollBack takes a VirtualMachine back to the base, and checks that its server is as before.
+// rollBack changes a VirtualMachine back to the base, and checks that its server is as before.
 func (s *suite) rollBack(what, name string, from map[string]any) {
 	vm, back, isWhole, err := s.replaceByBase(name, from)
 	vm, err = s.awaitRetry(name, vm, err, func(*api.VirtualMachine) bool { return !isWhole })
-	how, err := s.apply(name, back, s.besides(slices.Sorted(maps.Keys(from))), vm, err)
+	how, err := s.apply(name, back, s.withRequired(slices.Sorted(maps.Keys(from))), vm, err)
 	switch {
 	case err == nil && how == waits && !isWhole:
-		return // for room for the disk that may only grow
+		return // waits for space for the disk, which may only grow
 	case err != nil || how != ready:
-		s.failf("%s: taken back, it is to %s: %v", what, how, err)
+		s.failf("%s: taken back, the outcome is %q: %v", what, how, err)
 		return
 	}
 	if vm, err = s.states.wait("there", name, func(vm *api.VirtualMachine) bool { return vm != nil }); err != nil {
@@ -397,8 +397,8 @@ func (s *suite) rollBack(what, name string, from map[string]any) {
 	}
 }
 
-// replaceByBase replaces a spec by the base, except fields that may only grow, and waits until
-// that settles.
+// replaceByBase replaces a spec by the base, except fields that may only grow, and waits until the
+// VirtualMachine settles.
 func (s *suite) replaceByBase(name string, from map[string]any) (vm *api.VirtualMachine, back map[string]any, isWhole bool, err error) {
 	back = maps.Clone(s.base)
 	if at, ok := from["restartedAt"]; ok {
@@ -425,7 +425,7 @@ func (s *suite) remove(what, name string, vm *api.VirtualMachine) {
 	gone := func(vm *api.VirtualMachine) bool { return vm == nil }
 	_, err := s.states.wait("gone", name, gone)
 	if err != nil && vm.Spec.ShutdownGracePeriodSeconds != nil && *vm.Spec.ShutdownGracePeriodSeconds > shortGrace {
-		// A guest that had not set up its handler yet ignores the signal to end.
+		// A guest that has not set up its signal handler yet ignores the signal to end.
 		s.count("grace lowered")
 		if err = s.lowerGrace(name); err == nil {
 			_, err = s.states.wait("gone", name, gone)
@@ -441,17 +441,17 @@ func (s *suite) remove(what, name string, vm *api.VirtualMachine) {
 	}
 }
 
-// shortGrace is a grace period, in seconds, that ends before a wait of these tests does.
+// shortGrace is a grace period, in seconds, that is shorter than the timeout of waits.
 const shortGrace = 10
 
-// lowerGrace has a guest that ignores its end forced soon.
+// lowerGrace makes Drover soon kill a guest that ignores the signal to end.
 func (s *suite) lowerGrace(name string) error {
 	patch := fmt.Appendf(nil, `{"spec":{"shutdownGracePeriodSeconds":%d}}`, shortGrace)
 	_, err := s.vms.Patch(context.Background(), name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
-// runRow creates a VirtualMachine with many values at once, takes them back and deletes it.
+// runRow creates a VirtualMachine with many values at once, takes them back and deletes the VirtualMachine.
 func (s *suite) runRow(n int, fields []Field, row []int) {
 	what := fmt.Sprintf("row %d", n)
 	spec, set, err := s.rowSpec(fields, row)
@@ -465,17 +465,17 @@ func (s *suite) runRow(n int, fields []Field, row []int) {
 		return
 	}
 	defer s.remove(what, name, vm)
-	if _, err = s.apply(name, spec, s.besides(set), vm, err); err != nil {
+	if _, err = s.apply(name, spec, s.withRequired(set), vm, err); err != nil {
 		s.failf("%s: %v", what, err)
 		return
 	}
-	if n%2 == 0 { // every other one is deleted as it is
+	if n%2 == 0 { // the others are deleted without a change back
 		s.rollBack(what, name, spec)
 	}
 }
 
-// besides returns the fields that may be set where some are: required ones are set too.
-func (s *suite) besides(set []string) (paths []string) {
+// withRequired returns all fields below the top-level fields of some fields: set also sets required ones.
+func (s *suite) withRequired(set []string) (paths []string) {
 	for _, f := range s.fields {
 		if slices.ContainsFunc(set, func(path string) bool { return top(path) == top(f.Path) }) {
 			paths = append(paths, f.Path)
@@ -499,7 +499,7 @@ func (s *suite) rowSpec(fields []Field, row []int) (spec map[string]any, set []s
 	return maps.Clone(spec), set, nil
 }
 
-// inParallel runs functions, as many at a time as the engine bears.
+// inParallel runs functions in the engine's workers.
 func (s *suite) inParallel(all []func()) {
 	todo := make(chan func())
 	var wait sync.WaitGroup
@@ -517,7 +517,7 @@ func (s *suite) inParallel(all []func()) {
 	wait.Wait()
 }
 
-// runAll runs the values one by one, and then in rows.
+// runAll tries each value alone, and then values in rows.
 func (s *suite) runAll() {
 	began := time.Now()
 	_, vm, err := s.createBase()
@@ -548,11 +548,11 @@ func (s *suite) runAll() {
 	}
 }
 
-// refusesHere reports whether invalid values are tried on this engine. The API refuses them, so
-// that a sample needs them only once.
+// refusesHere reports whether invalid values are tried with this engine. The API refuses them for all
+// engines, so that one engine is enough outside of the full tier.
 func (s *suite) refusesHere() bool { return tier.IsFull() || s.name == "fake" }
 
-// every returns every so many of the functions, or all of them.
+// every returns every stride-th function, or all functions in the full tier.
 func every(all []func(), stride int) (some []func()) {
 	if tier.IsFull() {
 		stride = 1
@@ -578,11 +578,11 @@ func (s *suite) isMasking(f Field) bool {
 	return slices.ContainsFunc(s.known.Masking, func(path string) bool { return strings.HasPrefix(f.Path, path+".") })
 }
 
-// maskedStride is how many times fewer of the rows run that are never ready.
+// maskedStride divides the number of rows that are tried although they never become ready.
 const maskedStride = 4
 
-// runRows runs values in rows, and each invalid value in a row. The rows whose values keep a
-// server from being ready are apart, since in them the rest settles unseen.
+// runRows runs values in rows, and each invalid value in a row. Values that keep a server from being
+// ready are in separate rows, since they mask the effects of the other values.
 func (s *suite) runRows(base string) (rows, run, pairs int) {
 	all := s.rowFields()
 	plain := slices.DeleteFunc(slices.Clone(all), s.isMasking)
@@ -603,9 +603,9 @@ func (s *suite) runRows(base string) (rows, run, pairs int) {
 	return rows, run, pairs
 }
 
-// rowFields returns the fields that are combined. Of a field that known.go has values of, these
-// are the only ones: with others, such as a Secret that does not exist, nothing else of a row
-// would be tried.
+// rowFields returns the fields that are combined. If known.go has values of a field, the field gets
+// only these values: another value, such as a Secret that does not exist, would keep the other values
+// of a row from being tried.
 func (s *suite) rowFields() (fields []Field) {
 	for _, f := range s.fields {
 		if f.Alone || len(f.Valid) == 0 || s.isUnsupported(f.Path) {
@@ -622,7 +622,7 @@ func (s *suite) rowFields() (fields []Field) {
 	return fields
 }
 
-// isUnsupported reports whether the driver refuses a field, which would hide all others of a
+// isUnsupported reports whether the driver refuses a field, which would mask all other fields of a
 // row.
 func (s *suite) isUnsupported(path string) bool {
 	name := specName(path)
@@ -634,7 +634,7 @@ func (s *suite) isUnsupported(path string) bool {
 	return false
 }
 
-// invalidRows puts each invalid value into rows that are valid but for it.
+// invalidRows returns functions that put each invalid value into otherwise valid rows.
 func (s *suite) invalidRows(base string, fields []Field, rows [][]int) (all []func()) {
 	n := 0
 	for _, f := range s.fields {
@@ -657,11 +657,10 @@ func (s *suite) invalidRows(base string, fields []Field, rows [][]int) (all []fu
 	return all
 }
 
-// restTime is how long nothing may be written at rest.
+// restTime is for how long no write may happen at rest.
 const restTime = 3 * time.Second
 
-// TestRest checks that nothing is written about VirtualMachines that have settled, whatever
-// their specs.
+// TestRest checks that settled VirtualMachines are not written to, for many different specs.
 func TestRest(t *testing.T) {
 	t.Parallel()
 	s := newSuite(t, fakeEngine())

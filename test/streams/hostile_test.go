@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestStrangers checks that clients without valid credentials are all answered the same, by
+// TestStrangers checks that all clients without valid credentials get the same answer from
 // both servers.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestProxyHeaders checks that headers of a front proxy prove nothing.
+// TestProxyHeaders checks that the identity headers of a front proxy are ignored.
 func TestProxyHeaders(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
@@ -74,12 +74,12 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// TestFlood checks that a client who tries one token after another keeps no user away, at the same
-// address either: it may be that of a proxy.
+// TestFlood checks that a client that tries many tokens does not lock out users, not even those at the
+// same address, which may be a proxy's.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	s := endpoint
-	// Other tests are at 127.0.0.1, and have wrong tokens too.
+	// A separate address, since other tests send wrong tokens from 127.0.0.1.
 	dial := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext
 	flooder, user := rest.AnonymousClientConfig(s.Config), rest.CopyConfig(s.Config)
 	flooder.Dial, user.Dial = dial, dial
@@ -110,7 +110,7 @@ func TestTransport(t *testing.T) {
 	both, err := dial(func(c *tls.Config) { c.NextProtos = []string{"h2", "http/1.1"} })
 	assert.NoError(t, err)
 	defer func() { _ = both.Close() }()
-	assert.Equal(t, "of HTTP/2 and 1.1 it takes", both.(*tls.Conn).ConnectionState().NegotiatedProtocol, "http/1.1")
+	assert.Equal(t, "the protocol chosen from HTTP/2 and 1.1", both.(*tls.Conn).ConnectionState().NegotiatedProtocol, "http/1.1")
 	plain, err := getFrom(t, http.DefaultClient, "http://"+address+streams.Path("default", "vm", streams.Log))
 	if err == nil {
 		_ = plain.Body.Close()
@@ -127,8 +127,8 @@ func getFrom(t testing.TB, client *http.Client, url string) (*http.Response, err
 	return client.Do(request)
 }
 
-// TestNewCertificate checks that the address has a new certificate soon after the files
-// changed, and tells its users at the next start of the controller.
+// TestNewCertificate checks that the address uses a new certificate soon after the files have
+// changed, and that the controller publishes the CA at its next start.
 func TestNewCertificate(t *testing.T) { // not parallel: it restarts the controller
 	s := endpoint
 	namespace := s.createVM(t)
@@ -166,8 +166,8 @@ func clientOf(t *testing.T, user *rest.Config) kubernetes.Interface {
 	return client
 }
 
-// TestPaths checks that kube-apiserver passes strange paths on as they are, and that none of
-// them reaches something else.
+// TestPaths checks that kube-apiserver forwards strange paths unchanged, and that none of them
+// reaches another handler.
 func TestPaths(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
@@ -185,15 +185,15 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// TestNoStreams checks that a `drover up` without a controller lacks streams.
+// TestNoStreams checks that `drover up` without a controller serves no streams.
 func TestNoStreams(t *testing.T) {
 	t.Parallel()
 	response := endpoint.get(t, endpoint.Config, streams.Path("default", "vm", streams.Log)) //nolint:bodyclose // it is closed
-	assert.Equal(t, "it answers", response.StatusCode, http.StatusNotFound)
+	assert.Equal(t, "the status code", response.StatusCode, http.StatusNotFound)
 }
 
-// TestDroppedSessions opens and drops sessions through each server, and checks that no
-// goroutine and no descriptor of its process is left.
+// TestDroppedSessions opens and drops sessions through each server, and checks that they leave
+// no goroutines and descriptors in its process.
 func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 	sessions := 200
 	if tier.IsFull() {
@@ -202,24 +202,24 @@ func TestDroppedSessions(t *testing.T) { // not parallel: it counts
 	for name, s := range servers() {
 		t.Run(name, func(t *testing.T) {
 			namespace := s.createVM(t)
-			s.dropSessions(t, namespace, 50) // what the first ones start stays
+			s.dropSessions(t, namespace, 50) // the first sessions open what the process keeps
 			var before counts
 			assert.Eventually(t, "the process is quiet", func(t testing.TB) error {
 				last := before
 				before = s.count(t)
-				return assert.ErrorUnless(before == last, "it has %+v after %+v", before, last)
+				return assert.ErrorUnless(before == last, "the counts are %+v after %+v", before, last)
 			})
 			s.dropSessions(t, namespace, sessions)
 			assert.Eventually(t, "nothing is left", func(t testing.TB) error {
 				now := s.count(t)
 				// Some goroutines come and go, but not one for each session.
-				return assert.ErrorUnless(now.goroutines <= before.goroutines+20 && now.descriptors <= before.descriptors+5, "%+v after %+v", now, before)
+				return assert.ErrorUnless(now.goroutines <= before.goroutines+20 && now.descriptors <= before.descriptors+5, "the counts are %+v, and were %+v", now, before)
 			})
 		})
 	}
 }
 
-// dropSessions opens sessions and drops them, some politely.
+// dropSessions opens sessions and drops them, some with a close message.
 func (s *server) dropSessions(t *testing.T, namespace string, count int) {
 	t.Helper()
 	all := []streams.Stream{streams.Console, streams.Exec, streams.PortForward}
@@ -235,7 +235,7 @@ func (s *server) dropSessions(t *testing.T, namespace string, count int) {
 	}
 }
 
-// counts are counts of a process.
+// counts are the numbers of goroutines and descriptors of a process.
 type counts struct{ goroutines, descriptors int }
 
 func (s *server) count(t testing.TB) counts {

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestKubectlsClient checks each server with the client that kubectl has.
+// TestKubectlsClient checks each server with kubectl's client library.
 func TestKubectlsClient(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
@@ -38,9 +38,9 @@ func TestKubectlsClient(t *testing.T) {
 			assert.True(t, err == nil && output.String() == text, "%d bytes of %d came back, %v", output.Len(), len(text), err)
 			var code exec.CodeExitError
 			err = s.connect(t, namespace, streams.Exec, "command=exit&command=7&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
-			assert.True(t, errors.As(err, &code) && code.Code == 7, "exit 7 is %v", err)
+			assert.True(t, errors.As(err, &code) && code.Code == 7, "the error of exit code 7 is %v", err)
 			err = s.connect(t, namespace, streams.Exec, "command=missing&stdout=true", remotecommand.StreamOptions{Stdout: io.Discard})
-			assert.True(t, err != nil && strings.HasPrefix(err.Error(), "CommandNotFound: command is"), "a command that is not there is %v", err)
+			assert.True(t, err != nil && strings.HasPrefix(err.Error(), "CommandNotFound: command is"), "the error of a missing command is %v", err)
 		})
 	}
 }
@@ -91,11 +91,11 @@ func (s *server) waitUntilActive(t *testing.T, vm *api.VirtualMachine) {
 	s.WaitForVM(t, vm, framework.IsActive)
 }
 
-// requestTimeout is longer than a request to the API server may take.
+// requestTimeout is longer than the API server's timeout of requests.
 const requestTimeout = 70 * time.Second
 
-// TestIdleSession checks that no deadline of the API server ends a session that is open for
-// longer than a request may take.
+// TestIdleSession checks that no deadline of the API server ends a session that is open longer
+// than the timeout of requests.
 func TestIdleSession(t *testing.T) {
 	tier.Full(t, "it waits longer than a request may take; TestFairness keeps that an open stream counts as none")
 	t.Parallel()
@@ -106,7 +106,7 @@ func TestIdleSession(t *testing.T) {
 			console := s.mustDial(t, namespace, streams.Console)
 			log := s.get(t, s.configOf(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 			answering := make(chan error, 1)
-			go func() { answering <- readUntil(console, "still here") }() // which answers pings
+			go func() { answering <- readUntil(console, "still here") }() // answers pings while it reads
 			time.Sleep(requestTimeout)
 			assert.NoError(t, console.WriteMessage(websocket.BinaryMessage, []byte("\x00still here\n")))
 			assert.ReportError(t, <-answering)
@@ -120,8 +120,8 @@ func TestIdleSession(t *testing.T) {
 	}
 }
 
-// TestFairness checks that open streams take no seat of priority and fairness: requests
-// would wait for them.
+// TestFairness checks that open streams do not occupy seats of API Priority and Fairness, for
+// which other requests would have to wait.
 func TestFairness(t *testing.T) {
 	t.Parallel()
 	s := standalone
@@ -139,11 +139,11 @@ func TestFairness(t *testing.T) {
 		metrics, err := s.ReadAPIMetrics(t.Context())
 		assert.NoError(t, err)
 		seats := metrics.Sum("apiserver_flowcontrol_current_executing_seats")
-		return assert.ErrorUnless(seats <= 10, "%v are taken", seats)
+		return assert.ErrorUnless(seats <= 10, "%v are occupied", seats)
 	})
 }
 
-// TestStop checks that `drover up` ends open streams when it stops, says why, and does not
+// TestStop checks that `drover up` ends open streams with a reason when it stops, and does not
 // wait for their clients.
 func TestStop(t *testing.T) {
 	tier.Full(t, "it starts a cluster; TestEndOfRights of internal/streams keeps that streams end with their server")
@@ -155,13 +155,13 @@ func TestStop(t *testing.T) {
 	namespace := s.createVM(t)
 	console := s.mustDial(t, namespace, streams.Console)
 	typeAndRead(t, console, "hello")
-	s.mustDial(t, namespace, streams.Console)                                                        // and never reads
+	s.mustDial(t, namespace, streams.Console)                                                        // its client never reads
 	log := s.get(t, s.configOf(s.Config), streams.Path(namespace, "vm", streams.Log)+"?follow=true") //nolint:bodyclose // get closes it
 	stopped := make(chan error, 1)
 	go func() { stopped <- s.Stop() }()
 	assert.Contains(t, "the console ends with", readEnd(t, console), `"reason":"ServiceUnavailable"`)
 	text, err := io.ReadAll(log.Body)
-	assert.True(t, err != nil, "the log ends as if %q was all", text)
+	assert.True(t, err != nil, "the log ends without an error after %q", text)
 	assert.ReportError(t, <-stopped)
 	assert.True(t, !strings.Contains(s.Output(), "did not stop in"), "a part did not stop: %s", s.Output())
 }
@@ -185,7 +185,7 @@ func readUntil(ws *websocket.Conn, want string) error {
 	return nil
 }
 
-// readEnd returns the Status of channel 3.
+// readEnd reads until the Status in channel 3, and returns it.
 func readEnd(t *testing.T, ws *websocket.Conn) string {
 	t.Helper()
 	for {

@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package streams tests consoles, logs, commands and ports from the outside, through both
+// Package streams tests consoles, logs, commands and ports as clients use them, through both
 // servers of streams: the kube-apiserver of `drover up`, and the controller's address in
 // a cluster. The servers of VMs are simulated.
 //
-// Start with users_test.go for who may use what; hostile_test.go has clients that do not
-// behave, and life_test.go has how streams end.
+// Start with users_test.go, which tests the rights of users; hostile_test.go has hostile
+// clients, and life_test.go tests how streams end.
 package streams
 
 import (
@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework/testenv"
 )
 
-// The servers of streams. Both have VirtualMachine vm in each of two namespaces.
+// Both servers of streams, by name.
 var (
 	// standalone is `drover up`.
 	standalone *server
@@ -33,7 +33,7 @@ var (
 	endpoint *server
 )
 
-// servers returns both by name.
+// servers returns both servers by name.
 func servers() map[string]*server {
 	return map[string]*server{"drover up": standalone, "controller": endpoint}
 }
@@ -41,7 +41,7 @@ func servers() map[string]*server {
 // server serves streams.
 type server struct {
 	*testenv.Environment
-	// url and ca are where streams are served, as users find it.
+	// url is the address of the streams, and ca its CA; nil means the API server's.
 	url string
 	ca  []byte
 	// restart restarts the controller in this process.
@@ -122,7 +122,7 @@ func (s *server) startController() (stop func() error, err error) {
 	return func() error { return controller.Stop() }, err
 }
 
-// configOf returns the configuration of a user of the API server for its server of streams.
+// configOf returns the configuration with which a user of the API server connects to the server of streams.
 func (s *server) configOf(user *rest.Config) *rest.Config {
 	user = rest.CopyConfig(user)
 	user.Host = s.url

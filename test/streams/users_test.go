@@ -21,20 +21,20 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// queries are the parameters of each stream.
+// queries has the query parameters of each stream.
 var queries = map[streams.Stream]string{
 	streams.Console: "", streams.Exec: "command=cat&stdin=true&stdout=true", streams.PortForward: "port=7",
 	streams.Log: "", streams.Interfaces: "", streams.Decisions: "",
 }
 
-// The streams by the right that they need.
+// The streams that need the verb get, and those that need create.
 var (
 	readStreams  = []streams.Stream{streams.Log, streams.Interfaces, streams.Decisions}
 	writeStreams = []streams.Stream{streams.Console, streams.Exec, streams.PortForward}
 )
 
-// roles have the streams that each allows. Getters may get all subresources: that must not
-// be enough for those that are opened by GET and need create.
+// roles has the streams that each role allows. getters may get all subresources, which must not
+// allow the streams that are opened by GET but need the verb create.
 var roles = map[string][]streams.Stream{
 	"":         nil,
 	"view":     readStreams,
@@ -44,7 +44,7 @@ var roles = map[string][]streams.Stream{
 	"creators": writeStreams,
 }
 
-// credentials make a user of the API server.
+// credentials has functions that create a user of the API server.
 var credentials = map[string]func(t *testing.T, s *server, ns, name string) (*rest.Config, rbacv1.Subject){
 	"token": func(t *testing.T, s *server, ns, name string) (*rest.Config, rbacv1.Subject) {
 		return s.NewAccount(t, ns, name)
@@ -54,8 +54,8 @@ var credentials = map[string]func(t *testing.T, s *server, ns, name string) (*re
 	},
 }
 
-// TestUsers checks which streams users may open: with each role and with none, by tokens and
-// by certificates, through both servers.
+// TestUsers checks which streams users may open: with each role and without a role, with tokens
+// and with certificates, through both servers.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
@@ -90,11 +90,11 @@ func checkStreams(t *testing.T, s *server, user *rest.Config, namespace, other s
 		default:
 			want = http.StatusOK
 		}
-		assert.Eventually(t, fmt.Sprintf("%s answers %d", stream, want), func(t testing.TB) error { // a role counts after a moment
+		assert.Eventually(t, fmt.Sprintf("%s answers %d", stream, want), func(t testing.TB) error { // a new role takes effect after a moment
 			got, text := s.open(t, user, namespace, stream)
-			return assert.ErrorUnless(got == want, "it answers %d: %s", got, text)
+			return assert.ErrorUnless(got == want, "the answer is %d: %s", got, text)
 		})
-		for _, name := range []string{"vm", "none"} { // both look the same
+		for _, name := range []string{"vm", "none"} { // the answer does not show whether the VM exists
 			got, text := s.openNamed(t, user, other, name, stream)
 			says := name + `\" is forbidden`
 			assert.True(t, got == http.StatusForbidden && strings.Contains(text, says), "%s of %s in another namespace is answered %d: %s", stream, name, got, text)
@@ -102,8 +102,8 @@ func checkStreams(t *testing.T, s *server, user *rest.Config, namespace, other s
 	}
 }
 
-// TestImpersonation checks that impersonation counts where kube-apiserver authorizes it, and
-// is refused elsewhere rather than ignored.
+// TestImpersonation checks that impersonation works where kube-apiserver authorizes it, and is
+// refused, not ignored, by the controller's address.
 func TestImpersonation(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]int{"drover up": http.StatusForbidden, "controller": http.StatusBadRequest} {
@@ -118,12 +118,12 @@ func TestImpersonation(t *testing.T) {
 	}
 }
 
-// TestAddress checks that every user finds where streams are served, and nothing besides.
+// TestAddress checks that every user may read the ConfigMap with the address of streams, but no others.
 func TestAddress(t *testing.T) {
 	t.Parallel()
 	for name, s := range servers() {
 		if s == endpoint {
-			continue // its roles are in config/rbac: test/manifests
+			continue // test/manifests tests its roles, which are in config/rbac
 		}
 		user, _ := s.NewAccount(t, s.CreateNamespace(t), "reader")
 		config, err := clientOf(t, user).CoreV1().ConfigMaps(streams.ConfigMapNamespace).Get(t.Context(), streams.ConfigMapName, metav1.GetOptions{})
@@ -203,7 +203,7 @@ func (s *server) get(t testing.TB, user *rest.Config, path string) *http.Respons
 	return response
 }
 
-// createRoles creates those that Kubernetes does not have.
+// createRoles creates the roles that Kubernetes does not have.
 func (s *server) createRoles(t *testing.T) {
 	t.Helper()
 	resources := []string{"virtualmachines"}

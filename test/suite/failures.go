@@ -10,31 +10,31 @@ import (
 	"sync"
 )
 
-// failures are the failed tests of a run, printed once more at its end: the logs of controllers may
-// have pushed them out of sight.
+// failures are the failed tests of a run, which are printed again at its end, after the logs of
+// controllers.
 var failures struct {
 	sync.Mutex
 	lines []string
 }
 
-// keepFailure keeps what failed in the output of tests. pkg is their package, empty for the output
-// of go test, which has several.
+// keepFailure adds the failed tests in an output. pkg is their package; it is empty for an output of
+// go test, which has several packages.
 func keepFailure(pkg string, output []byte) {
 	failures.Lock()
 	defer failures.Unlock()
 	failures.lines = append(failures.lines, findFailures(pkg, string(output))...)
 }
 
-// A failure is kept by its first lines, which name the test, and its last, which often say why: the
-// lines between may be logs.
+// The first lines of a failure are kept, which name the test, and the last, which often have the
+// cause. The lines between may be logs.
 const (
 	firstFailureLines = 4
 	lastFailureLines  = 6
 	maxLineLength     = 600
 )
 
-// findFailures returns the failed tests of an output, each below the name of its package. Go prints
-// a package's name after its tests.
+// findFailures returns the failed tests in an output, each after the name of its package, which go
+// prints after the package's tests.
 func findFailures(pkg, output string) (found []string) {
 	var unnamed, failure []string
 	endFailure := func() {

@@ -12,8 +12,8 @@ import (
 	"sync"
 )
 
-// runFlakes runs the tests of one package again and again beside busy loops, and prints the first
-// failure, or how near to its limit each wait came. It builds once.
+// runFlakes repeats the tests of one package while loops keep CPUs busy, and prints the first failure,
+// or how close the longest waits came to their limit. It builds once.
 func runFlakes(ctx context.Context, args []string) error {
 	flags := newFlags("flakes")
 	times := flags.Int("n", 20, "how often the tests run")

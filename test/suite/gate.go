@@ -18,13 +18,13 @@ import (
 	"syscall"
 )
 
-// frontLanes is how many packages that start processes run at a time: most of their tests wait most
-// of the time, and two of them keep two CPUs busy.
+// frontLanes is how many packages that start processes run at a time. Because their tests mostly wait,
+// two packages just keep two CPUs busy.
 const frontLanes = 2
 
-// runGate runs what must pass before a change lands, or some packages of it. In front the packages
-// that start processes run, frontLanes at a time. Behind, with the CPU time that the front leaves, the
-// next programs are built and the packages that start nothing are tested.
+// runGate runs the tests that must pass before a change lands, or those of some packages. In front it
+// runs the packages that start processes, frontLanes at a time. Behind, with the remaining CPU time, it
+// builds the next programs and tests the packages that start no processes.
 func runGate(ctx context.Context, args []string) error {
 	front, behind, err := selectPackages(args)
 	if err != nil {
@@ -58,7 +58,7 @@ func runGate(ctx context.Context, args []string) error {
 	return m.finish(ctx, parts)
 }
 
-// runFront runs programs of tests as they are built, and returns what they and their building took.
+// runFront runs programs of tests as soon as they are built, and returns the costs of building and running.
 func (m *mark) runFront(ctx context.Context, programs <-chan build, waits string) []part {
 	var mu sync.Mutex
 	var parts []part
@@ -109,7 +109,7 @@ func selectPackages(names []string) (front, behind []testPackage, err error) {
 	return front, behind, nil
 }
 
-// build is a program of tests, or why there is none.
+// build is a program of tests, or the error of building it.
 type build struct {
 	of      testPackage
 	program string
@@ -122,17 +122,16 @@ func (m *mark) build(ctx context.Context, p testPackage) build {
 	return build{p, program, c, err}
 }
 
-// backgroundPriority is the priority of processes of the lane behind, on the kernel's scale that ends
-// at 19.
+// backgroundPriority is the nice value of processes behind; 19 is the lowest priority.
 const backgroundPriority = 10
 
-// runInBackground has the goroutine, and the processes that it starts, take what CPUs others leave.
+// runInBackground gives the goroutine, and the processes that it starts, backgroundPriority.
 func runInBackground() {
 	runtime.LockOSThread() // the processes that a thread starts inherit its priority
 	_ = syscall.Setpriority(syscall.PRIO_PROCESS, syscall.Gettid(), backgroundPriority)
 }
 
-// testCached tests packages that start nothing, as many at a time as there are CPUs.
+// testCached tests packages that start no processes, as many at a time as there are CPUs.
 func testCached(ctx context.Context, all []testPackage) (parts []part) {
 	for _, k := range []kind{cached, raced} {
 		for _, module := range modules {
@@ -150,7 +149,7 @@ func testCached(ctx context.Context, all []testPackage) (parts []part) {
 	return parts
 }
 
-// parallelCached is how many tests of a package that starts nothing run at a time.
+// parallelCached is how many tests of a package that starts no processes run at a time.
 const parallelCached = 32
 
 var answeredPattern = regexp.MustCompile(`(?m)^ok\s+cloudnative\.tw/drover/(\S+)\s+\(cached\)`)
@@ -176,11 +175,11 @@ func goTest(ctx context.Context, module string, isRaced bool, patterns []string)
 	return p
 }
 
-// minRoom is the room on the disk that a run needs at most.
+// minRoom is the free space on the disk that a run needs.
 const minRoom = 8 << 30
 
-// checkPublic fails where other users cannot enter the folder for temporary files: root's tests run programs of theirs in
-// it.
+// checkPublic fails if other users cannot enter the folder for temporary files, in which root's tests run programs as other
+// users.
 func checkPublic(temp string) error {
 	for dir := temp; os.Geteuid() == 0; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)
@@ -197,12 +196,12 @@ func checkPublic(temp string) error {
 	return nil
 }
 
-// checkHost fails where tests would fail for the host's sake.
+// checkHost fails if tests would fail because of the host.
 func checkHost(ctx context.Context) error {
 	return errors.Join(checkRoom(ctx), checkPublic(os.TempDir()))
 }
 
-// checkRoom fails where a disk is so full that tests would fail for that.
+// checkRoom fails if a disk has too little free space for the tests.
 func checkRoom(ctx context.Context) error {
 	cache, err := cacheDir(ctx)
 	if err != nil {

@@ -9,9 +9,9 @@
 //	suite shards                   the shards, and which of them are stale
 //	suite check                    whether the tables of this command are right (make lint)
 //
-// Start with runGate in gate.go. packages.go says how each package runs, shards.go what the shards
-// of the full tier are. A run marks what it starts, which tells its leftovers from other
-// processes of the host: mark.go.
+// Start with runGate in gate.go. packages.go says how each package runs, and table.go lists the
+// shards of the full tier. A run marks the processes that it starts (mark.go), to distinguish its
+// leftovers from other processes of the host.
 package main
 
 import (
@@ -25,11 +25,11 @@ import (
 	"syscall"
 )
 
-var commands = map[string]func(ctx context.Context, args []string) error{
+var commands = map[string]func(ctx context.Context, args []string) error{ // the comment of the package describes them
 	"gate": runGate, "full": runFull, "flakes": runFlakes, "shards": printShards, "check": checkTables,
 }
 
-// errReported is a failure whose details were printed already.
+// errReported means that tests failed, and that the details are printed.
 var errReported = errors.New("some tests failed")
 
 func main() {
@@ -62,17 +62,19 @@ func run(ctx context.Context, args []string) error {
 // findRoot returns the repository's root, from any folder below it.
 func findRoot() (string, error) {
 	dir, err := os.Getwd()
-	for err == nil {
+	if err != nil {
+		return "", err
+	}
+	for {
 		if _, err := os.Stat(filepath.Join(dir, "standalone", "go.mod")); err == nil {
 			return dir, nil
 		}
 		up := filepath.Dir(dir)
 		if up == dir {
-			break
+			return "", errors.New("not inside a checkout of Drover")
 		}
 		dir = up
 	}
-	return "", errors.Join(errors.New("not inside a checkout of Drover"), err)
 }
 
 // newFlags returns the flags of a command.

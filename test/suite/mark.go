@@ -19,22 +19,23 @@ import (
 	"syscall"
 	"time"
 
+	"cloudnative.tw/drover/test/leftovers"
 	"cloudnative.tw/drover/test/tier"
 )
 
-// runEnv has the name of the run, in the environment of all that it starts. Test images carry it as
-// the label runLabel, which containers inherit.
+// runEnv is the variable with the name of the run, for all processes that it starts. Test images have
+// the name in the label runLabel, which containers inherit.
 const (
 	runEnv   = "DROVER_TEST_RUN"
 	runLabel = "cloudnative.tw/test-run"
 )
 
-// mark tells the processes of a run of the tests from others of the host: a variable
-// in the environment of its processes, a folder for temporary files, and a label of images. Two
-// runs on one host do not see each other's.
+// mark identifies the processes of a run of the tests on the host: by a variable in their
+// environment, a folder for temporary files, and a label of images. So two runs on one host do not
+// affect each other.
 type mark struct {
 	name string
-	// dir has the run's files, and temp is TMPDIR of the tests.
+	// dir is the folder of the run's files, and temp the TMPDIR of the tests.
 	dir, temp string
 }
 
@@ -50,7 +51,7 @@ func newMark() (*mark, error) {
 	return &mark{name: filepath.Base(temp), dir: dir, temp: temp}, os.Chmod(dir, 0o711) // #nosec -- others run its programs
 }
 
-// makeTemp makes a folder with a short path, since paths of sockets may have 107 bytes only.
+// makeTemp makes a folder with a short path, since the paths of sockets are limited to 107 bytes.
 func makeTemp() (dir string, err error) {
 	for range 100 {
 		dir = filepath.Join(os.TempDir(), "dt"+strconv.FormatInt(rand.Int64N(36*36*36*36), 36)) // #nosec -- a name
@@ -64,7 +65,7 @@ func makeTemp() (dir string, err error) {
 	return dir, err
 }
 
-// environ is the environment of the run's tests.
+// environ returns the environment of the run's tests.
 func (m *mark) environ(isFull bool) []string {
 	env := append(os.Environ(), runEnv+"="+m.name, "TMPDIR="+m.temp)
 	if root, err := os.Getwd(); err == nil && os.Getenv("DROVER_BIN") == "" {
@@ -76,13 +77,13 @@ func (m *mark) environ(isFull bool) []string {
 	return env
 }
 
-// endPatience is how long what was ended may take to be gone.
-const endPatience = 10 * time.Second
+// endTimeout is how long killed processes may take to be gone.
+const endTimeout = 10 * time.Second
 
-// sweep ends and removes what the run has left, and returns what that was. What an interrupted run
-// leaves is not waited for.
+// sweep ends and removes everything that the run has left, and returns a description. If the run was
+// interrupted, sweep does not wait until processes end by themselves.
 func (m *mark) sweep(ctx context.Context) (left []string) {
-	for begin := time.Now(); ctx.Err() == nil && time.Since(begin) < endPatience; time.Sleep(endPatience / 20) {
+	for begin := time.Now(); ctx.Err() == nil && time.Since(begin) < endTimeout; time.Sleep(endTimeout / 20) {
 		if left = m.findMarked(); len(left) == 0 {
 			break
 		}
@@ -134,26 +135,10 @@ func (m *mark) end() {
 	}
 }
 
-// processes returns the processes whose environment has the run's mark, or that run in its folder,
-// as those do that clear their environment.
-func (m *mark) processes() (pids []int) {
-	all, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range all {
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil || pid == os.Getpid() || pid == os.Getppid() {
-			continue
-		}
-		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
-		at, _ := os.Readlink(filepath.Join(dir, "cwd"))
-		line, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if bytes.Contains(environ, []byte(runEnv+"="+m.name+"\x00")) || strings.HasPrefix(at+"/", m.temp+"/") || bytes.Contains(line, []byte(m.temp+"/")) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
+// processes returns the PIDs of the run's processes.
+func (m *mark) processes() []int { return leftovers.Processes(runEnv+"="+m.name, m.temp) }
 
-// mounts returns where file systems are mounted below the run's folder.
+// mounts returns the mount points below the run's folder.
 func (m *mark) mounts() (paths []string) {
 	table, _ := os.ReadFile("/proc/self/mounts")
 	for line := range strings.Lines(string(table)) {
@@ -171,7 +156,7 @@ func (m *mark) containers() []string {
 
 const dockerTimeout = 30 * time.Second
 
-// askDocker runs the docker command. Where there is no engine, there is nothing of ours in it.
+// askDocker runs the docker command. Without an engine it returns nothing, as there are no containers.
 func askDocker(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dockerTimeout)
 	defer cancel()

@@ -15,15 +15,15 @@ import (
 type kind int
 
 const (
-	// cached tests are answered by go test from its cache where nothing has changed: they start no
-	// engine, no API server and no program of Drover's.
+	// cached tests have their results from go's cache if nothing has changed: they start no engine,
+	// no API server and no program of Drover.
 	cached kind = iota
-	// raced is cached with the race detector, for Go code that is concurrent.
+	// raced tests are cached tests with the race detector, for concurrent Go code.
 	raced
-	// process tests start engines and programs: they run each time, two packages at a time, without
-	// the race detector, which would only see the test.
+	// process tests start engines and programs: they always run, two packages at a time. They run
+	// without the race detector, because it would check only the test, not the programs.
 	process
-	// full tests are all of the full tier.
+	// full tests are all in the full tier.
 	full
 )
 
@@ -31,12 +31,12 @@ const (
 type testPackage struct {
 	path string // below the repository's root
 	kind kind
-	// parallel is how many of its tests run at a time. Most of them wait most of the time.
+	// parallel is how many tests of the package run at a time. They mostly wait.
 	parallel int
 }
 
-// packages are all packages that have tests. The process packages run in this order, so those that
-// link little come first and the others are built meanwhile.
+// packages are all packages that have tests. The process packages run in this order: those that are
+// quick to link come first, and the others are built at the same time.
 var packages = []testPackage{
 	{"apis/streams/v1alpha1", cached, 32},
 	{"cmd/drover-controller/apiserver", cached, 32},
@@ -59,6 +59,7 @@ var packages = []testPackage{
 	{"hack/image", cached, 32},
 	{"internal/atomicfile", cached, 32},
 	{"internal/controller/secrets", cached, 32},
+	{"internal/controller/translate", cached, 32},
 	{"internal/driver", cached, 32},
 	{"internal/driver/journal", cached, 32},
 	{"internal/driver/metrics", cached, 32},
@@ -71,14 +72,18 @@ var packages = []testPackage{
 	{"internal/guest/datadisk", cached, 32},
 	{"internal/guest/files", cached, 32},
 	{"internal/guest/initramfs", cached, 32},
+	{"internal/guest/modules", cached, 32},
+	{"internal/guest/mounts", cached, 32},
 	{"internal/guest/report", cached, 32},
 	{"internal/guest/system", cached, 32},
+	{"internal/guest/tree", cached, 32},
 	{"internal/guest/users", cached, 32},
 	{"internal/image/catalogue", cached, 32},
 	{"internal/image/compression", cached, 32},
 	{"internal/image/egress", cached, 32},
 	{"internal/image/erofs", cached, 32},
-	{"internal/image/room", cached, 32},
+	{"internal/image/health", cached, 32},
+	{"internal/image/diskspace", cached, 32},
 	{"internal/image/source", cached, 32},
 	{"internal/image/transfer", cached, 32},
 	{"internal/inotify", cached, 32},
@@ -115,6 +120,7 @@ var packages = []testPackage{
 	{"test/tier", cached, 32},
 	{"cmd/kubectl-vm/streams", raced, 32},
 	{"internal/controller", raced, 32},
+	{"internal/controller/filesync", raced, 32},
 	{"internal/controller/probe", raced, 32},
 	{"internal/controller/facttimes", raced, 32},
 	{"internal/controller/queue", raced, 32},
@@ -228,7 +234,7 @@ func findPackage(path string) (testPackage, error) {
 	return packages[n], nil
 }
 
-// checkPackages fails where the table and the packages that have tests differ.
+// checkPackages fails if the table differs from the packages that have tests.
 func checkPackages(ctx context.Context) error {
 	var have []string
 	for _, m := range modules {

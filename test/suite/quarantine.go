@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// quarantined is a test that fails for a reason that is known and not yet cured: the gate leaves it
-// out until that day.
+// quarantined is a test that fails for a known reason that is not fixed yet. The gate skips it until
+// a day.
 type quarantined struct {
 	of, test, reason string
 	expires          string // the last day, as 2006-01-02
@@ -23,7 +23,7 @@ type quarantined struct {
 
 const (
 	maxQuarantined = 5
-	// maxQuarantine is how far ahead the day may be.
+	// maxQuarantine is how far in the future the day may be.
 	maxQuarantine = 30 * 24 * time.Hour
 )
 
@@ -72,7 +72,7 @@ func (q quarantined) check(now time.Time) error {
 	return errors.Join(err, fmt.Errorf("%s lacks %s", q.of, q.test))
 }
 
-// skipFlags are the flags by which a package's tests leave out those in quarantine.
+// skipFlags returns the flags with which a package's tests skip those in quarantine.
 func skipFlags(p testPackage) []string {
 	var names []string
 	for _, q := range quarantine {

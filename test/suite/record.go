@@ -21,7 +21,7 @@ import (
 	"time"
 )
 
-// recordFile says what ran in full, a line for each shard. No shard's paths have it.
+// recordFile has a line for the last run of each shard. It must not be among the paths of a shard.
 const recordFile = "test/full-runs.txt"
 
 const recordHeader = `# What make test-full has run in full and passed, which writes this file. Of each shard: the commit,
@@ -53,8 +53,8 @@ func readRuns() (map[string]fullRun, error) {
 	return runs, err
 }
 
-// recordRun records that a shard has passed. The commit has a plus sign behind it if the files were
-// not those of the commit.
+// recordRun records that a shard has passed. The commit has a plus sign if the files differed from
+// those of the commit.
 func recordRun(ctx context.Context, s shard, hash string, took time.Duration) error {
 	runs, err := readRuns()
 	if err != nil {
@@ -84,8 +84,8 @@ func recordRun(ctx context.Context, s shard, hash string, took time.Duration) er
 	return os.WriteFile(recordFile, text.Bytes(), 0o644) // #nosec -- a file of the repository
 }
 
-// staleShards returns the shards whose files have changed since they ran in full, the one that has
-// not run for the longest time first.
+// staleShards returns the shards whose files have changed since their last run, the one with the
+// oldest run first.
 func staleShards(ctx context.Context) ([]shard, error) {
 	runs, err := readRuns()
 	if err != nil {
@@ -105,8 +105,8 @@ func staleShards(ctx context.Context) ([]shard, error) {
 	return stale, nil
 }
 
-// hashPaths returns a hash of the names and contents of files as they are now, without those that
-// git ignores.
+// hashPaths returns a hash of the present names and contents of files, except those that git
+// ignores.
 func hashPaths(ctx context.Context, paths []string) (string, error) {
 	list, err := gitOutput(ctx, append([]string{"ls-files", "-z", "--cached", "--others", "--exclude-standard", "--"}, paths...)...)
 	if err != nil {
@@ -136,7 +136,7 @@ func gitOutput(ctx context.Context, args ...string) (string, error) {
 	return output(exec.CommandContext(ctx, "git", args...))
 }
 
-// printShards prints the shards, when they ran in full and whether that is stale.
+// printShards prints the shards, the time of their last run and whether it is stale.
 func printShards(ctx context.Context, _ []string) error {
 	runs, err := readRuns()
 	if err != nil {

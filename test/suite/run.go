@@ -20,11 +20,11 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// testTimeout ends a package whose tests hang. The waits of tests end before, at 10 minutes.
+// testTimeout ends a package whose tests hang. It is longer than the limit of waits in tests, 10 minutes.
 const testTimeout = 20 * time.Minute
 
-// cost is the cost of a part of a run. Its CPU seconds count the processes that the part has
-// waited for, so an engine that was started before does not count.
+// cost is the cost of a part of a run. Its CPU seconds were used by processes that the part has
+// waited for, not of an engine that was started before.
 type cost struct {
 	wall, cpu time.Duration
 }
@@ -39,18 +39,18 @@ type part struct {
 	name string
 	cost
 	failed bool
-	// answered are packages whose tests did not run, since go's cache has the answer.
+	// answered are packages whose results are from go's cache.
 	answered []string
 }
 
-// runMeasured runs a program in a new process group, which ends as a whole with ctx. The
-// program is also killed with this process.
+// runMeasured runs a program in a new process group, which is killed when ctx ends. The program
+// is also killed when this process ends.
 func runMeasured(cmd *exec.Cmd) (output []byte, c cost, err error) {
-	runtime.LockOSThread() // for the kernel the thread that started a process is its parent
+	runtime.LockOSThread() // for Pdeathsig the parent of a process is the thread that started it
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = endPatience // what has left the group may hold the output
+	cmd.WaitDelay = endTimeout // processes that have left the group may keep the output open
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	begin := time.Now()
@@ -62,7 +62,7 @@ func runMeasured(cmd *exec.Cmd) (output []byte, c cost, err error) {
 	return out.Bytes(), c, err
 }
 
-// testRun is how a program of tests runs.
+// testRun has the options of a program of tests.
 type testRun struct {
 	of       testPackage
 	program  string
@@ -72,7 +72,7 @@ type testRun struct {
 	waitsLog string // see assert.WaitsEnv
 }
 
-// run runs a program of tests and prints what it printed if it failed.
+// run runs a program of tests. If it fails, run prints its output.
 func (m *mark) run(ctx context.Context, r testRun) part {
 	args := []string{"-test.timeout=" + testTimeout.String(), fmt.Sprintf("-test.parallel=%d", r.of.parallel)}
 	if r.pattern != "" {
@@ -108,7 +108,7 @@ func printSummary(w io.Writer, output []byte) {
 }
 
 // finish ends the processes that a run has left, prints its table and the failures, and returns errReported
-// if anything is wrong.
+// if there are any failures.
 func (m *mark) finish(ctx context.Context, parts []part) error {
 	left := m.sweep(ctx)
 	if ctx.Err() != nil {
@@ -140,14 +140,14 @@ func (m *mark) finish(ctx context.Context, parts []part) error {
 	return nil
 }
 
-// printWaits prints the longest waits of a run, as a part of the limit of a wait.
+// printWaits prints the longest waits of a run, in percent of the limit.
 func printWaits(path string, most int) {
 	content, err := os.ReadFile(filepath.Clean(path))
 	if err != nil {
 		return
 	}
 	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
-	slices.Sort(lines) // a number of fixed width is first
+	slices.Sort(lines) // they begin with a number of fixed width
 	for _, line := range slices.Backward(lines[max(0, len(lines)-most):]) {
 		fmt.Println("wait, as a part of its limit:", strings.ReplaceAll(line, "\t", " "))
 	}

@@ -28,11 +28,11 @@ type step struct {
 type shard struct {
 	name  string
 	steps []step
-	// short is the step that the gate runs in turn, within shortLimit.
+	// short is the step that the gate runs when it is the shard's turn, within shortLimit.
 	short step
-	// paths are the files and folders that concern it.
+	// paths are the files and folders that the shard depends on.
 	paths []string
-	// prepare is a command that makes sure that what it needs is there.
+	// prepare is a command that installs what the shard needs.
 	prepare []string
 }
 
@@ -118,7 +118,7 @@ func runFull(ctx context.Context, args []string) error {
 	return nil
 }
 
-// runShard runs a shard, and records it if it passed on files that did not change meanwhile.
+// runShard runs a shard, and records it if it passed and its files did not change during the run.
 func runShard(ctx context.Context, s shard) error {
 	before, err := hashPaths(ctx, s.paths)
 	if err != nil {
@@ -190,8 +190,8 @@ func (m *mark) runStep(ctx context.Context, s step) part {
 	return ran
 }
 
-// pickInTurn returns one of the shards that have not run since the same day as the first. Which one
-// follows from the commit, so that each has its turn although no gate records what it ran.
+// pickInTurn returns one of the shards whose last run was on the same day as the first shard's. The
+// commit determines which one, so that all get a turn although the gate does not record its runs.
 func pickInTurn(ctx context.Context, stale []shard) (shard, error) {
 	runs, err := readRuns()
 	if err != nil {
@@ -206,8 +206,8 @@ func pickInTurn(ctx context.Context, stale []shard) (shard, error) {
 	return oldest[int(sum[0])%len(oldest)], nil
 }
 
-// runStalest runs the short form of the shard that has not run for the longest time, of those whose
-// files have changed since, and warns of the others.
+// runStalest runs the short step of the stale shard whose last run is the oldest, and warns about other
+// stale shards.
 func (m *mark) runStalest(ctx context.Context) []part {
 	stale, err := staleShards(ctx)
 	if err != nil {

@@ -40,7 +40,7 @@ func TestArgumentsAreNamed(t *testing.T) {
 	}
 }
 
-// TestFailuresNameTheirPackage checks what is kept of failed tests, of one package and of several.
+// TestFailuresNameTheirPackage checks which output of failed tests is kept, for one package and for several.
 func TestFailuresNameTheirPackage(t *testing.T) {
 	t.Parallel()
 	long := "--- FAIL: TestContract (9.1s)\n    --- FAIL: TestContract/StopForced (3.0s)\n" + strings.Repeat("        ensure.go:1: a log\n", 50) + "        power.go:45: the cause\n"
@@ -59,7 +59,7 @@ func TestFailuresNameTheirPackage(t *testing.T) {
 	}
 }
 
-// TestClosedFolder checks that tests do not begin in a folder that other users cannot enter.
+// TestClosedFolder checks that tests do not run in a folder that other users cannot enter.
 func TestClosedFolder(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -73,7 +73,7 @@ func TestClosedFolder(t *testing.T) {
 	assert.ErrorSays(t, "an open folder", checkPublic("/tmp"), "")
 }
 
-// TestSweepFindsItsOwn checks that a run finds and ends what it has left, and nothing else.
+// TestSweepFindsItsOwn checks that a run finds and ends only the processes and files that it has left.
 func TestSweepFindsItsOwn(t *testing.T) {
 	m := makeMark(t)
 	other := startSleep(t, "OTHER=1", t.TempDir())
@@ -101,7 +101,7 @@ func makeMark(t *testing.T) *mark {
 	return m
 }
 
-// startSleep starts a process that ends with the test at the latest, and returns how it ended.
+// startSleep starts a process that ends at the latest with the test. The channel gets the result.
 func startSleep(t *testing.T, env, dir string) chan error {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sleep", "3600")
@@ -112,7 +112,7 @@ func startSleep(t *testing.T, env, dir string) chan error {
 	return ended
 }
 
-// TestGroupEndsWithContext checks that what a program has started ends with it.
+// TestGroupEndsWithContext checks that the child processes of an interrupted program also end.
 func TestGroupEndsWithContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	started := filepath.Join(t.TempDir(), "started")
@@ -121,7 +121,7 @@ func TestGroupEndsWithContext(t *testing.T) {
 		_, _, err := runMeasured(exec.CommandContext(ctx, "sh", "-c", "sleep 3600 & touch "+started+"; wait"))
 		ended <- err
 	}()
-	assert.Eventually(t, "it has started", func(testing.TB) error { _, err := os.Stat(started); return err })
+	assert.Eventually(t, "the child has started", func(testing.TB) error { _, err := os.Stat(started); return err })
 	cancel()
 	assert.True(t, <-ended != nil, "an interrupted program has succeeded")
 }

@@ -5,7 +5,7 @@ package main
 
 import "slices"
 
-// Files that concern several shards.
+// Files that several shards depend on.
 var (
 	controller = []string{"go.mod", "apis", "cmd/drover-controller", "internal/controller", "internal/inventory", "internal/leader", "internal/policy", "internal/driver/driver.go", "internal/driver/kit", "internal/driver/fencing", "internal/driver/fake", "test/assert", "test/framework"}
 	machine    = []string{"cmd/drover-machine", "internal/machine", "internal/image", "internal/driver/qemu", "internal/guest", "hack/guest"}
@@ -14,11 +14,11 @@ var (
 	explorers  = []string{"test/faults", "test/bugs", "internal/crashpoint", "internal/atomicfile", "internal/driver/faultinject"}
 )
 
-// shards are the parts of the full tier. The gate runs whole the packages that no shard has.
+// shards are the parts of the full tier. The gate runs all tests of packages that are in no shard.
 var shards = []shard{
 	{
 		name:  "qemu",
-		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd|TestContainerTree|TestDestinations"}},
+		steps: []step{{of: "internal/driver/qemu", skip: "TestDebian|TestSystemd|TestContainerTree|TestDestinations|TestImages|TestWorkloads"}},
 		short: step{of: "internal/driver/qemu", pattern: "TestLinuxPanics|TestControllerKilled$"},
 		paths: slices.Concat(contract, machine),
 	},
@@ -30,15 +30,32 @@ var shards = []shard{
 	},
 	{
 		name:  "guest",
-		steps: []step{{of: "internal/guest/boot"}, {of: "internal/machine/output"}, {of: "internal/image/rootfs", pattern: "TestGenerated"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
+		steps: []step{{of: "internal/guest/boot", skip: "TestSeededBugs"}, {of: "internal/guest/modules"}, {of: "internal/image/rootfs", pattern: "TestGenerated"}, {of: "internal/driver/qemu", pattern: "TestContainerTree"}, {of: "test/kubectlvm", pattern: "TestCopyToMachine"}},
 		short: step{of: "internal/guest/boot"},
 		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "internal/machine/output", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/framework"},
+	},
+	{
+		name:  "guest-bugs",
+		steps: []step{{of: "internal/guest/boot", pattern: "TestSeededBugs"}, {of: "internal/guest/process"}, {of: "internal/machine/output"}, {of: "internal/image/rootfs", pattern: "TestSeededBugs"}},
+		paths: []string{"go.mod", "cmd/drover-guest", "internal/guest", "internal/image", "internal/machine/converter", "internal/machine/output", "hack/guest", "hack/guest.sh", "hack/guest-kernel.sh", "hack/debian-layers.sh", "test/assert", "test/bugs", "test/framework"},
+	},
+	{
+		name:    "images",
+		steps:   []step{{of: "internal/driver/qemu", pattern: "TestImages"}},
+		paths:   slices.Concat(contract, machine, []string{"hack/debian-root.sh"}),
+		prepare: []string{"hack/debian-root.sh", "inits", "services"},
+	},
+	{
+		name:    "workloads",
+		steps:   []step{{of: "internal/driver/qemu", pattern: "TestWorkloads"}},
+		paths:   slices.Concat(contract, machine, []string{"hack/debian-root.sh"}),
+		prepare: []string{"hack/debian-root.sh", "workloads", "chromium"},
 	},
 	{
 		name:  "docker",
 		steps: []step{{of: "internal/driver/docker", skip: "TestDestinations"}, {of: "test/streams", isRaced: true}},
 		short: step{of: "internal/driver/docker", pattern: "TestEngineRestart|TestOutOfMemory"},
-		paths: slices.Concat(contract, []string{"internal/driver/docker", "internal/driver/registry", "internal/streams", "test/streams"}),
+		paths: slices.Concat(contract, []string{"internal/driver/docker", "internal/driver/registry", "internal/streams", "test/streams", "hack/debian-root.sh"}),
 	},
 	{
 		name:  "pod",

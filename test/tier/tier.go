@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tier says how much a run of the tests covers. The gate is what runs before each change
-// lands, in minutes: make test. The full tier is everything: make test-full.
+// Package tier says which tests run. The gate runs before each change lands, in minutes: make test.
+// The full tier has all tests: make test-full.
 package tier
 
 import (
@@ -13,12 +13,12 @@ import (
 // Env selects the full tier if it is "full".
 const Env = "DROVER_TEST_TIER"
 
-// IsFull reports whether the full tier runs. Tests that explore more cases in it use it; others
-// call Full.
+// IsFull reports whether the full tier runs. Tests with more cases in the full tier use it. Tests that
+// run only in the full tier call Full.
 func IsFull() bool { return os.Getenv(Env) == "full" }
 
 // Full skips a test outside of the full tier. The reason says why the test costs too much for the
-// gate, and what the gate keeps in its place.
+// gate, and which test the gate has instead.
 func Full(t testing.TB, reason string) {
 	t.Helper()
 	if !IsFull() {

@@ -37,6 +37,9 @@ const (
 	// Landlock. It is absent while the machine is off, and where the driver leaves that to
 	// its engine.
 	ConditionConfined = "Confined"
+	// ConditionFilesCurrent is false while the files of spec.files in the guest are older than
+	// their Secrets and ConfigMaps. It is absent without such files and while the server is off.
+	ConditionFilesCurrent = "FilesCurrent"
 	// ConditionStalled is true when only a new spec can help, and absent otherwise, as
 	// kstatus expects.
 	ConditionStalled = "Stalled"
@@ -78,6 +81,9 @@ const (
 	ReasonDeletionHeld = "DeletionHeld"
 	// ReasonReleasing means that the server is being released (deletionPolicy Retain).
 	ReasonReleasing = "Releasing"
+	// ReasonBooting means that the server runs and that its guest has not started the image's
+	// command yet.
+	ReasonBooting = "Booting"
 	// ReasonProbeFailing means that the server runs and that its readiness probe fails.
 	ReasonProbeFailing = "ProbeFailing"
 
@@ -138,6 +144,14 @@ const (
 	ReasonDuplicate = "Duplicate"
 	// ReasonSecretUnavailable means that a Secret or key that the spec names does not exist.
 	ReasonSecretUnavailable = "SecretUnavailable"
+	// ReasonFilesUnavailable means that a Secret or ConfigMap of spec.files, or a key of it, does
+	// not exist or cannot be used.
+	ReasonFilesUnavailable = "FilesUnavailable"
+	// ReasonFilesCurrent means that the guest has the files of spec.files as they are now.
+	ReasonFilesCurrent = "FilesCurrent"
+	// ReasonFilesStale means that the guest has older files of spec.files, and that new ones could
+	// not be written.
+	ReasonFilesStale = "FilesStale"
 	// ReasonOperationFailed means that the engine failed a call.
 	ReasonOperationFailed = "OperationFailed"
 	// ReasonObserved means that the engine answered.

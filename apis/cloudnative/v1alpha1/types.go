@@ -69,6 +69,7 @@ const (
 // +kubebuilder:validation:XValidation:rule="has(self.driver) == has(oldSelf.driver) && (!has(self.driver) || self.driver == oldSelf.driver)",fieldPath=".driver",message="driver is immutable",messageExpression="'driver is immutable: it was ' + (has(oldSelf.driver) ? oldSelf.driver : 'not set') + ' and is now ' + (has(self.driver) ? self.driver : 'not set') + '; to move the VirtualMachine to another driver, delete it and create it again'"
 // +kubebuilder:validation:XValidation:rule="(has(self.ephemeral) && self.ephemeral) == (has(oldSelf.ephemeral) && oldSelf.ephemeral)",fieldPath=".ephemeral",message="ephemeral is immutable",messageExpression="'ephemeral is immutable: it was ' + (has(oldSelf.ephemeral) && oldSelf.ephemeral ? 'true' : 'false') + ' and is now ' + (has(self.ephemeral) && self.ephemeral ? 'true' : 'false') + '; to change it, delete the VirtualMachine and create it again'"
 // +kubebuilder:validation:XValidation:rule="has(self.storageClassName) == has(oldSelf.storageClassName) && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",fieldPath=".storageClassName",message="storageClassName is immutable",messageExpression="'storageClassName is immutable: it was ' + (has(oldSelf.storageClassName) ? '\"' + oldSelf.storageClassName + '\"' : 'not set') + ' and is now ' + (has(self.storageClassName) ? '\"' + self.storageClassName + '\"' : 'not set') + '; to change it, delete the VirtualMachine and create it again'"
+// +kubebuilder:validation:XValidation:rule="!has(self.files) || !has(self.volumes) || self.files.all(f, self.volumes.all(v, !has(v.mountPath) || v.mountPath != f.mountPath && !v.mountPath.startsWith(f.mountPath + '/')))",fieldPath=".files",message="the mountPath of a volume must not be one of files, and not be inside it: the files would hide the volume"
 type VirtualMachineSpec struct {
 	// action is the desired power state:
 	// - active: the server runs.
@@ -155,13 +156,60 @@ type VirtualMachineSpec struct {
 	// +optional
 	WorkingDir string `json:"workingDir,omitempty"`
 
+	// user is who runs the command: a name or an ID of the image, and perhaps a
+	// colon and a group. It replaces that of the image.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^:]+(:[^:]+)?$')",message="user must be USER or USER:GROUP, each a name or an ID, for example 1000 or app:staff"
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\s\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="spaces, control characters, and those that no one sees or that change the direction of writing, are not allowed"
+	// +optional
+	User string `json:"user,omitempty"`
+
+	// init is which program is process 1 of a container image. The default is
+	// Image under driver docker. Under driver qemu it is Image for a command that
+	// is an init by its name, such as systemd, and Drover for others.
+	// +optional
+	Init Init `json:"init,omitempty"`
+
+	// stdin gives the command of a container image a standard input, which the
+	// console writes to. Without it the input is empty.
+	// +optional
+	Stdin bool `json:"stdin,omitempty"`
+
+	// tty gives the command of a container image a terminal as standard input,
+	// output and error.
+	// +optional
+	TTY bool `json:"tty,omitempty"`
+
+	// sysctls are parameters of the kernel that are set before the command of a
+	// container image starts. Under docker those that containers share are
+	// refused. A machine has its kernel for itself.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=name
+	// +optional
+	Sysctls []Sysctl `json:"sysctls,omitempty"`
+
 	// volumes are disks in addition to the root disk. A volume that is removed
 	// from this list keeps its data until the VirtualMachine is deleted.
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(v, !has(v.mountPath) || self.exists_one(w, has(w.mountPath) && w.mountPath == v.mountPath))",message="a mountPath may be used once"
 	// +listType=map
 	// +listMapKey=name
 	// +optional
 	Volumes []Volume `json:"volumes,omitempty"`
+
+	// files are folders of a container image's machine (qemu) with the keys of
+	// Secrets and ConfigMaps as files, as the volumes of a pod have them. They are
+	// in memory, and never on a disk. While the machine runs, Drover looks for
+	// changes every 20 seconds, finds one within 30, and replaces the files of a
+	// folder at once.
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(f, self.all(g, !f.mountPath.startsWith(g.mountPath + '/')))",message="a mountPath must not be inside another one"
+	// +listType=map
+	// +listMapKey=mountPath
+	// +optional
+	Files []FileMount `json:"files,omitempty"`
 
 	// userData is the user-data that cloud-init reads in the guest, for example a
 	// document that begins with #cloud-config.
@@ -195,7 +243,8 @@ type VirtualMachineSpec struct {
 	Ports []Port `json:"ports,omitempty"`
 
 	// readinessProbe is a check that must succeed before condition Ready is true.
-	// Without it, a server that runs is ready.
+	// Without it, a server that runs is ready; that of a container image with a
+	// HEALTHCHECK only while that succeeds.
 	// +optional
 	ReadinessProbe *Probe `json:"readinessProbe,omitempty"`
 
@@ -294,6 +343,36 @@ type VirtualMachineSpec struct {
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	// +optional
 	RuntimeClassName string `json:"runtimeClassName,omitempty"`
+}
+
+// Init is which program is process 1 of a container image.
+// +kubebuilder:validation:Enum=Image;Drover
+type Init string
+
+// Values of Init.
+const (
+	// InitImage means the command. It has to reap orphans, and a signal that it
+	// does not handle has no effect.
+	InitImage Init = "Image"
+	// InitDrover means a program that only reaps orphans. The command is its child.
+	InitDrover Init = "Drover"
+)
+
+// Sysctl is a parameter of the kernel, as in a pod.
+type Sysctl struct {
+	// name is the name of the parameter, for example net.core.somaxconn. Segments
+	// are separated by . or by /, as for sysctl(8).
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.matches('^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$')",message="name must consist of segments of lower-case letters, digits, - and _, separated by . or /, for example net.core.somaxconn"
+	// +required
+	Name string `json:"name"`
+	// value is the value of the parameter.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
+	// +required
+	Value string `json:"value"`
 }
 
 // Action is a desired power state.
@@ -467,6 +546,90 @@ type SecretKeySelector struct {
 	Optional bool `json:"optional,omitempty"`
 }
 
+// FileMount is a folder with files of a Secret or ConfigMap.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.secret) != has(self.configMap)",message="exactly one of secret and configMap is required"
+type FileMount struct {
+	// mountPath is the folder, an absolute path. What the image has there is hidden.
+	// Another path needs a restart.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(/[^/]+)+$') && !self.matches('/[.][.]?(/|$)')",message="mountPath must be an absolute path other than /, without .. or . in it and without a slash at its end, for example /etc/tls"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^/(etc$|(proc|sys|dev)(/|$))')",message="mountPath must not be /etc, and not be /proc, /sys or /dev or be inside one of them"
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
+	// +required
+	MountPath string `json:"mountPath"`
+	// secret is the Secret in the namespace of the VirtualMachine.
+	// +optional
+	Secret *SecretFiles `json:"secret,omitempty"`
+	// configMap is the ConfigMap in the namespace of the VirtualMachine.
+	// +optional
+	ConfigMap *ConfigMapFiles `json:"configMap,omitempty"`
+}
+
+// SecretFiles are the keys of a Secret as files, as in a volume of a pod.
+type SecretFiles struct {
+	// secretName is the name of the Secret.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +required
+	SecretName    string `json:"secretName"`
+	FileSelection `json:",inline"`
+}
+
+// ConfigMapFiles are the keys of a ConfigMap as files, as in a volume of a pod.
+type ConfigMapFiles struct {
+	// name is the name of the ConfigMap.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +required
+	Name          string `json:"name"`
+	FileSelection `json:",inline"`
+}
+
+// FileSelection says which keys become files, and how.
+type FileSelection struct {
+	// items are the keys that become files. Without items each key becomes a file
+	// of its name.
+	// +kubebuilder:validation:MaxItems=256
+	// +listType=map
+	// +listMapKey=path
+	// +optional
+	Items []KeyToPath `json:"items,omitempty"`
+	// defaultMode is the permissions of the files: 0 to 0777, 0644 by default. JSON
+	// has it in decimal: 420 is 0644. The files belong to the user of the command.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=511
+	// +optional
+	DefaultMode *int32 `json:"defaultMode,omitempty"`
+	// optional lets the machine start without the files if the object, or a key of
+	// items, does not exist.
+	// +optional
+	Optional bool `json:"optional,omitempty"`
+}
+
+// KeyToPath makes a key a file.
+type KeyToPath struct {
+	// key is the key in the data.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[-._a-zA-Z0-9]+$`
+	// +required
+	Key string `json:"key"`
+	// path is the path of the file below mountPath, for example tls/key.pem. It may have
+	// folders. It must not begin with .., and not have . or .. as a folder.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	// +kubebuilder:validation:Pattern=`^([^/.\p{C}\p{Zl}\p{Zp}]|[.][^/.\p{C}\p{Zl}\p{Zp}])[^/\p{C}\p{Zl}\p{Zp}]*(/(([^/.\p{C}\p{Zl}\p{Zp}]|[.][^/.\p{C}\p{Zl}\p{Zp}])[^/\p{C}\p{Zl}\p{Zp}]*|[.][.][^/\p{C}\p{Zl}\p{Zp}]+))*$`
+	// +required
+	Path string `json:"path"`
+	// mode is the permissions of the file: 0 to 0777, defaultMode by default.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=511
+	// +optional
+	Mode *int32 `json:"mode,omitempty"`
+}
+
 // Volume is a disk in addition to the root disk.
 //
 // +kubebuilder:validation:XValidation:rule=`(has(self.source) && has(self.source.image) && has(self.source.image.source) ? self.source.image.source : "") == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.source) ? oldSelf.source.image.source : "") && (has(self.source) && has(self.source.image) && has(self.source.image.checksum) ? self.source.image.checksum : "") == (has(oldSelf.source) && has(oldSelf.source.image) && has(oldSelf.source.image.checksum) ? oldSelf.source.image.checksum : "")`,fieldPath=".source",message="source and checksum of a volume's image are immutable: the volume is made from it once, so another one needs a volume of another name"
@@ -491,6 +654,16 @@ type Volume struct {
 	// readOnly makes the disk read-only for the guest.
 	// +optional
 	ReadOnly bool `json:"readOnly,omitempty"`
+	// mountPath is the folder on which a server of a container image finds the files
+	// of the volume, an absolute path. A new volume gets a file system and a copy of
+	// the image's files there.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.startsWith('/') && !self.matches('(/[.]{0,2})(/|$)')",message="mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^/(etc|(proc|sys|dev)(/.*)?)$')",message="mountPath must not be /etc or in /proc, /sys or /dev"
+	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
+	// +optional
+	MountPath string `json:"mountPath,omitempty"`
 }
 
 // VolumeSource is the initial content of a volume.
@@ -886,6 +1059,13 @@ type ServerStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	ImageID string `json:"imageID,omitempty"`
+	// unpublishedPorts are ports such as 80/tcp that the container image of a server
+	// that runs declares (EXPOSE) and spec.ports lacks: the 32 lowest.
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=16
+	// +listType=atomic
+	// +optional
+	UnpublishedPorts []string `json:"unpublishedPorts,omitempty"`
 	// terminated says how the last run of the server ended. It is absent during a
 	// run.
 	// +optional
@@ -908,6 +1088,12 @@ type ServerTerminated struct {
 	// one ended it.
 	// +required
 	ExitCode int32 `json:"exitCode"`
+	// signal is the number of the signal that ended the command of a container
+	// image's machine. Under driver docker it is not known.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=64
+	// +optional
+	Signal int32 `json:"signal,omitempty"`
 	// reason is how the run ended, as one word in CamelCase, for example
 	// Completed, Error or OOMKilled.
 	// +kubebuilder:validation:MaxLength=256

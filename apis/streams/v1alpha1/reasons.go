@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The reasons of a metav1.Status that Kubernetes has none for. A stream that cannot begin is
-// answered with an HTTP error and a Status; one that ends later sends the Status on channel
+// Reasons of a metav1.Status for cases that the reasons of Kubernetes do not cover. A stream that cannot
+// begin is answered with an HTTP error and a Status; one that ends later sends the Status on channel
 // 3. There its message begins with the reason, since client-go returns the message alone.
 const (
 	// ReasonServerStopped is the end of the output of a server that stopped, with code 409. A

@@ -26,7 +26,8 @@ const (
 	// terminal. Verb create.
 	Console Stream = "console"
 	// Exec runs a command in the server; parameters as for pods/exec: command (repeated),
-	// stdin, stdout, stderr, tty. Verb create.
+	// stdin, stdout, stderr, tty. A container and a machine of a container image also take env
+	// (repeated, NAME=VALUE), user and workdir. Verb create.
 	Exec Stream = "exec"
 	// PortForward is one connection to the TCP port of the parameter port. Verb create.
 	PortForward Stream = "portforward"

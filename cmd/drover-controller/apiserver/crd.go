@@ -53,7 +53,7 @@ func StartEpoch(ctx context.Context, reader client.Reader) (uint64, error) {
 			return true, cause
 		}
 		if before == nil {
-			ctrl.Log.Info("Waiting until the API server serves the VirtualMachine CRD", "atMost", servedTimeout.String(), "do", howToApplyCRD, "cause", cause.Error())
+			ctrl.Log.Info("Waiting until the API server serves the VirtualMachine CRD", "atMost", servedTimeout.String(), "hint", howToApplyCRD, "cause", cause.Error())
 		}
 		return false, nil
 	})

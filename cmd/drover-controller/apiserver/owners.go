@@ -74,9 +74,9 @@ func OwnerIn(find func(types.UID) *api.VirtualMachine) func(types.UID) (driver.O
 	}
 }
 
-// AssertedOffIn returns a function that tells which pod of a VirtualMachine an operator has
+// PodAssertedOffIn returns a function that tells which pod of a VirtualMachine an operator has
 // asserted to be off.
-func AssertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) types.UID {
+func PodAssertedOffIn(find func(types.UID) *api.VirtualMachine) func(types.UID) types.UID {
 	return func(uid types.UID) types.UID {
 		if vm := find(uid); vm != nil {
 			return types.UID(vm.Annotations[api.AnnotationMachineIsOff])

@@ -34,7 +34,7 @@ func addDecisionsFlag(fs *pflag.FlagSet, o *Options) {
 	})
 }
 
-// writeDecision writes a separate line, also after one that a killed process has not finished.
+// writeDecision writes a separate line, also after an incomplete line of a killed process.
 func writeDecision(file *os.File, line any) {
 	text, err := json.Marshal(line)
 	if err == nil {
@@ -57,7 +57,7 @@ type crashingTransport struct{ next http.RoundTripper }
 func (t crashingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	operation, object := describeRequest(req)
 	p := crashpoint.Begin(operation, object)
-	fault := p.Chosen(slices.Collect(maps.Keys(badAnswers))...)
+	fault := p.ChooseFault(slices.Collect(maps.Keys(badAnswers))...)
 	bad := badAnswers[fault]
 	if fault != "" && !bad.isAfter {
 		return bad.answer(req)
@@ -71,7 +71,7 @@ func (t crashingTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	return bad.answer(req)
 }
 
-// badAnswer is an answer that the API server, or what is between, may give.
+// badAnswer is an answer that the API server, or a proxy in front of it, may give.
 type badAnswer struct {
 	// isAfter says that the request was carried out before.
 	isAfter bool

@@ -118,8 +118,8 @@ func runManager(ctx context.Context, mgr ctrl.Manager, lock *leader.Lock) error 
 	return withLastTry(ctx, err, lock)
 }
 
-// withLastTry adds to the error with which a manager ended why the Lease could not be acquired or
-// renewed. The error of the manager says only that the election was lost.
+// withLastTry adds the reason why the Lease could not be acquired or renewed to the error of a manager,
+// which says only that the election was lost.
 func withLastTry(ctx context.Context, err error, lock *leader.Lock) error {
 	last := lock.TryErr()
 	if err == nil || last == nil || ctx.Err() != nil {
@@ -133,7 +133,7 @@ func withLastTry(ctx context.Context, err error, lock *leader.Lock) error {
 const endTimeout = 20 * time.Second
 
 // errNotStopped means that the manager did not stop in time. It spins forever if it is
-// stopped before its cache is filled, for example because the API is out of reach
+// stopped before its cache is filled, for example because the API is unreachable
 // (controller-runtime v0.24). No worker has begun then.
 var errNotStopped = errors.New("the manager did not stop in time")
 

@@ -94,7 +94,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 	e := &o.Election
 	fs.BoolVar(&o.LeaderElect, "leader-elect", o.LeaderElect, "act only as the elected leader; false only if no other process runs")
-	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they observed; whole seconds, at most 1h")
+	fs.DurationVar(&e.Lease, "leader-elect-lease-duration", e.Lease, "how long standbys wait after the last renewal that they observed before they take over; whole seconds, at most 1h")
 	fs.DurationVar(&e.Renew, "leader-elect-renew-deadline", e.Renew, "how long a leader tries to renew before it exits")
 	fs.DurationVar(&e.Retry, "leader-elect-retry-period", e.Retry, "time between attempts to get or renew the Lease")
 	fs.StringVar(&o.HolderIdentity, "holder-identity", o.HolderIdentity, "this replica's name in the Lease, made unique by a suffix; empty means POD_NAME, or else the host's name")

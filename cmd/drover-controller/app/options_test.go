@@ -35,7 +35,7 @@ func TestValidate(t *testing.T) {
 		"a long election":   {setElectionTimes(60*time.Second, 15*time.Second, 5*time.Second), ""},
 		"a tight election": {
 			setElectionTimes(3*time.Second, 2900*time.Millisecond, 500*time.Millisecond),
-			"leader election: retry period + margin + the longer of renew deadline and 2s + 200ms <= lease does not hold: 500ms + 200ms + 2.9s + 200ms is more than 3s",
+			"leader election: retry period + margin + max(renew deadline, 2s) + 200ms must be at most the lease: 500ms + 200ms + 2.9s + 200ms is more than 3s",
 		},
 		"streams":                 {setStreams(StreamsOptions{":9444", "/certs", "https://drover.example:9444", 1, 1, nil}), ""},
 		"streams without a limit": {setStreams(StreamsOptions{PerVM: 0, Total: 1}), "--streams-per-vm is 0: it must be at least 1"},
@@ -49,7 +49,7 @@ func TestValidate(t *testing.T) {
 		"streams without a port":  {setStreams(StreamsOptions{"drover.example", "/certs", "https://drover.example", 1, 1, nil}), `--streams-address is "drover.example": it must be HOST:PORT`},
 		"pods without streams":    {setPodStreams(""), "--pod-streams is given without --streams-address"},
 		"pods with streams":       {setPodStreams(":9444"), ""},
-		"part of a second":        {setElectionTimes(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be whole seconds"},
+		"part of a second":        {setElectionTimes(15500*time.Millisecond, 10*time.Second, 2*time.Second), "the lease is 15.5s: it must be a whole number of seconds"},
 		"no election":             {func(o *Options) { o.LeaderElect, o.Election.Lease, o.LeaseLockName = false, 0, "" }, ""},
 	}
 	for name, tc := range tests {

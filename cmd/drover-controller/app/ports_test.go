@@ -128,8 +128,8 @@ func TestFreeDefaultsAreServed(t *testing.T) {
 	}
 }
 
-// TestReplicasThatStartTogether checks that of replicas on one host, created before either runs, one serves the
-// default addresses, and the other runs without.
+// TestReplicasThatStartTogether creates two replicas on one host before either runs. One must serve the default
+// addresses, and the other run without them.
 func TestReplicasThatStartTogether(t *testing.T) {
 	one, other := NewOptions(), NewOptions()
 	one.MetricsAddress, one.HealthAddress = framework.FreeAddress(t), framework.FreeAddress(t)

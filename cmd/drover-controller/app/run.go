@@ -42,11 +42,9 @@ import (
 	"cloudnative.tw/drover/internal/logrepeat"
 )
 
-const (
-	// closeTimeout is how long the drivers' background work, which is cancelled
-	// then, may take to end after that.
-	closeTimeout = 400 * time.Millisecond
-)
+// closeTimeout is how long Run waits for the drivers' background work to end after it has
+// cancelled this work.
+const closeTimeout = 400 * time.Millisecond
 
 // Run runs the controller until ctx ends.
 func Run(ctx context.Context, o *Options, cfg *rest.Config) error {
@@ -101,7 +99,7 @@ func useLog(ctx context.Context, log logr.Logger) context.Context {
 	return logr.NewContext(ctx, log)
 }
 
-// addRunnables adds what this process runs to the manager.
+// addRunnables registers this process's controllers and servers with the manager.
 func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, settings controller.Options) error {
 	if err := addDriverControllers(ctx, mgr, o, settings); err != nil {
 		return err
@@ -109,7 +107,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, settings co
 	if err := addStreams(ctx, mgr, o, settings); err != nil {
 		return err
 	}
-	listed := apiserver.AnnounceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "do", "see the errors above; if the API server forbids it, apply this version's RBAC")
+	listed := apiserver.AnnounceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "hint", "see the errors above; if the API server forbids the list, apply this version's RBAC")
 	return mgr.Add(&starter{mgr: mgr, started: func() {
 		listed()
 		if o.Started != nil {
@@ -121,7 +119,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, settings co
 // configFor returns the client configuration of this program.
 func configFor(cfg *rest.Config) *rest.Config {
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1 // the server's priority and fairness limit it
+	cfg.QPS = -1 // API Priority and Fairness limits the rate
 	addCrashPoints(cfg)
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
@@ -169,12 +167,11 @@ func newManager(ctx context.Context, o *Options, cfg *rest.Config, lock *leader.
 	return mgr, healthChecks(mgr, lock)
 }
 
-// newMapper returns the mapper of controller-runtime, which finds out which kinds are served, with requests that are
-// bounded.
+// newMapper returns controller-runtime's dynamic REST mapper, with a timeout for each request.
 func newMapper(cfg *rest.Config, client *http.Client) (meta.RESTMapper, error) {
-	bounded := *client
-	bounded.Timeout = apiserver.RequestTimeout
-	return apiutil.NewDynamicRESTMapper(cfg, &bounded)
+	limited := *client
+	limited.Timeout = apiserver.RequestTimeout
+	return apiutil.NewDynamicRESTMapper(cfg, &limited)
 }
 
 // metricsOptions returns the settings of the manager's metrics endpoint, which is off unless MetricsSecure is
@@ -226,7 +223,7 @@ func openInventories(ctx context.Context, o *Options, mgr ctrl.Manager, cfg *res
 		Settings: o.Drivers, Gate: gate,
 		Environment: driver.Environment{
 			ClusterID: cluster, OwnDirs: o.OwnDirs, Clock: clock.RealClock{}, Log: ctrl.Log, Registerer: metrics.Registry,
-			Cluster: cfg, Owner: apiserver.OwnerIn(find), AssertedOff: apiserver.AssertedOffIn(find),
+			Cluster: cfg, Owner: apiserver.OwnerIn(find), PodAssertedOff: apiserver.PodAssertedOffIn(find),
 		},
 	})
 	if err != nil {
@@ -251,7 +248,7 @@ func closeOpenedDrivers(ctx context.Context, opened []registry.Opened) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	if err := registry.Close(ctx, opened); err != nil {
-		ctrl.Log.Info("Fetch left behind", "cause", err.Error())
+		ctrl.Log.Info("Background work of a driver has not ended in time", "cause", err.Error())
 	}
 }
 

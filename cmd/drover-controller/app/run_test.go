@@ -194,10 +194,10 @@ func TestWaitIsAnnouncedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log lineRecorder
 		apiserver.AnnounceWait(log.logger(), "quick")()
-		done := apiserver.AnnounceWait(log.logger(), "slow", "do", "look")
+		done := apiserver.AnnounceWait(log.logger(), "slow", "hint", "look")
 		time.Sleep(time.Minute)
 		done()
-		assert.True(t, log.countOf("quick") == 0 && log.countOf(`"msg"="slow" "do"="look"`) == 1, "logged %q, want one line about what is slow", log.lines)
+		assert.True(t, log.countOf("quick") == 0 && log.countOf(`"msg"="slow" "hint"="look"`) == 1, "logged %q, want one line about what is slow", log.lines)
 	})
 }
 

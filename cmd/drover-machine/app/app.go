@@ -1,15 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app runs one QEMU machine as its child, for as long as its guest runs: what a
-// container needs to be a virtual machine. It knows nothing of Kubernetes.
+// Package app is the program drover-machine. In a container it runs one QEMU machine as its child,
+// until the guest has ended. It knows nothing of Kubernetes.
 //
-// Start with Main. Package description describes a machine. disk.go makes its disks and
-// image.go copies or fetches the images that they begin with; run.go starts QEMU as a child, and
-// package supervisor follows that until the guest has ended. control.go lets others control the
-// machine meanwhile, and probe.go asks its guest in a separate process. end.go has the exit codes,
-// console.go leads the guest's serial console to the standard streams, and reap.go does the duty
-// of a container's first process.
+// Start with Main. Package description has the configuration file. disk.go makes the disks, and
+// image.go copies or downloads their images. run.go starts QEMU, and package supervisor follows it.
+// control.go serves the control port, network.go opens the network, and probe.go is a separate
+// process that probes the guest. end.go has the exit codes, console.go connects the guest's serial
+// console to the standard streams, and reap.go waits for orphans as a container's first process.
 package app
 
 import (
@@ -38,7 +37,7 @@ import (
 // Version is the version of this program.
 var Version = "dev"
 
-// options are the flags, and the settings of the environment.
+// options are the flags, and settings from the environment.
 type options struct {
 	description string
 	runFolder   string
@@ -51,31 +50,32 @@ type options struct {
 func parseOptions(arguments []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("drover-machine", flag.ContinueOnError)
-	o.addPlaces(flags)
+	o.addPathFlags(flags)
 	flags.StringVar(&o.termination, "termination-message", "/dev/termination-log", "file that gets, as JSON, why the program has ended")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")
 	if err := flags.Parse(arguments); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q: only flags are taken", flags.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q: drover-machine accepts only flags", flags.Arg(0))
 	}
 	var err error
 	o.nodeAddresses, err = parseNodeAddresses(os.Getenv(description.NodeAddresses))
 	return o, err
 }
 
-// addPlaces adds the flags that name where the machine is.
-func (o *options) addPlaces(flags *flag.FlagSet) {
+// addPathFlags adds the flags that all modes of the program share.
+func (o *options) addPathFlags(flags *flag.FlagSet) {
 	flags.StringVar(&o.description, "description", "/etc/drover-machine/machine.yaml", "file that describes the machine, in YAML or JSON")
 	flags.StringVar(&o.runFolder, "run-folder", "/run/drover-machine", "folder for sockets and temporary files, which must be writable")
 }
 
-// processName is the name of the program in tools such as top: drivers execute it by a descriptor.
+// processName is the name of the process in tools such as top. Without it they would show the number of the
+// descriptor through which a driver executes the program.
 var processName = append([]byte(installation.ProgramName), 0)
 
-// Main runs the machine that the flags name, or does another work of the program for one, and
-// returns the exit code of the program.
+// Main runs the machine that the flags describe, or a command of the program, and returns the exit
+// code.
 func Main(arguments []string) int {
 	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&processName[0])), 0, 0, 0) //nolint:gosec // a system call
 	switch {
@@ -98,29 +98,30 @@ func Main(arguments []string) int {
 	}
 	stops := make(chan os.Signal, 2)
 	signal.Notify(stops, syscall.SIGTERM, os.Interrupt)
-	// Readers of the console and of the log may go, and the guest runs on.
-	signals.OutliveReaders()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // to ignore it would make QEMU ignore it
-	lines := newOutput(os.Stderr)
-	log := logr.FromSlogHandler(slog.NewTextHandler(lines, nil))
-	finished, unread := end{Reason: endInvalid, Message: fmt.Sprint(err)}, []<-chan struct{}(nil)
+	// The guest goes on when readers of the console or of the log leave.
+	signals.SurviveSIGPIPE()
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // not signal.Ignore, which QEMU would inherit
+	logOutput := newOutputBuffer(os.Stderr)
+	log := logr.FromSlogHandler(slog.NewTextHandler(logOutput, nil))
+	finished := end{Reason: endInvalid, Message: fmt.Sprint(err)}
+	var drained []<-chan struct{}
 	if err == nil {
-		finished, unread = runDescribed(context.Background(), o, stops, log)
+		finished, drained = runDescribed(context.Background(), o, stops, log)
 	}
-	// First of all: who reads the streams may be slow, and SIGKILL may be near.
+	// Before the output is drained: its readers may be slow, and SIGKILL may follow soon.
 	err = finished.writeMessage(o.termination)
 	log.Info("Machine has ended", "reason", finished.Reason, "message", finished.Message)
 	if err != nil {
 		log.Error(err, "Termination message could not be written")
 	}
-	lines.closeOutput()
-	drainOutput(append(unread, lines.done))
+	logOutput.closeOutput()
+	waitDrained(append(drained, logOutput.done))
 	return finished.code()
 }
 
-// runDescribed runs the machine of the description until it has ended. It also returns what is closed
-// once all was read that the guest has printed.
-func runDescribed(ctx context.Context, o options, stops <-chan os.Signal, log logr.Logger) (finished end, unread []<-chan struct{}) {
+// runDescribed runs the machine of the description until it has ended. The channels drained are closed once
+// all output of the guest was read.
+func runDescribed(ctx context.Context, o options, stops <-chan os.Signal, log logr.Logger) (finished end, drained []<-chan struct{}) {
 	d, err := description.Read(o.description)
 	if err != nil {
 		return end{Reason: endInvalid, Message: err.Error()}, nil
@@ -136,7 +137,7 @@ func runDescribed(ctx context.Context, o options, stops <-chan os.Signal, log lo
 	}
 	finished.StopRequested, finished.Disks = r.supervisor.IsStopping(), r.found.allDisks()
 	if r.output != nil {
-		unread = append(unread, r.output.done, r.supervisor.ConsoleLeft())
+		drained = append(drained, r.output.done, r.supervisor.ConsoleLeft())
 	}
-	return finished, unread
+	return finished, drained
 }

@@ -16,30 +16,30 @@ import (
 )
 
 const (
-	// quitMargin is how long before SIGKILL QEMU is ended, which takes up to machine.QuitWithin.
-	// A short grace period has half of itself.
+	// quitMargin is the part of the grace period that is reserved for QEMU to quit before SIGKILL. It
+	// is longer than machine.QuitWithin. At most half of the grace period is reserved.
 	quitMargin = 3 * time.Second
-	// maxLog bounds the log of QEMU, and lastOutput what of it explains that it has ended.
+	// maxLog bounds QEMU's log. The error of a failed start has its last lastOutput bytes.
 	maxLog, lastOutput = 256 << 10, 1 << 10
 )
 
-// child is a QEMU that this program has started.
+// child is the QEMU that this program has started.
 type child struct {
 	machine     machine.Machine
-	ended       <-chan string
+	exited      <-chan string
 	accelerator string
 }
 
 var _ supervisor.Process = (*child)(nil)
 
-// Gone implements supervisor.Process.
-func (c *child) Gone() <-chan string { return c.ended }
+// Exited implements supervisor.Process.
+func (c *child) Exited() <-chan string { return c.exited }
 
 // Kill implements supervisor.Process.
 func (c *child) Kill(ctx context.Context) error { return c.machine.Kill(ctx) }
 
-// WaitGone implements supervisor.Process.
-func (c *child) WaitGone(ctx context.Context) error {
+// WaitExited implements supervisor.Process.
+func (c *child) WaitExited(ctx context.Context) error {
 	return c.machine.WaitStopped(ctx, machine.QuitWithin)
 }
 
@@ -47,34 +47,33 @@ func (c *child) WaitGone(ctx context.Context) error {
 func (c *child) Usage() (proc.Usage, error) { return proc.ReadUsage(c.machine.PID()) }
 
 // LastOutput implements supervisor.Process.
-func (c *child) LastOutput(most int) string { return c.machine.LastOutput(most) }
+func (c *child) LastOutput(maxBytes int) string { return c.machine.LastOutput(maxBytes) }
 
-// CutLogs implements supervisor.Process. What the guest prints is in no file.
+// CutLogs implements supervisor.Process. It truncates only QEMU's log: the guest's output goes to standard output.
 func (c *child) CutLogs() error {
 	log, err := os.OpenFile(c.machine.File(machine.LogFile), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = log.Close() }()
-	aside, err := os.OpenFile(c.machine.File(machine.LogFile+machine.OldLog), os.O_RDWR|os.O_CREATE, 0o600)
+	oldLog, err := os.OpenFile(c.machine.File(machine.LogFile+machine.OldLog), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = aside.Close() }()
-	return machine.CutLog(log, aside, maxLog)
+	defer func() { _ = oldLog.Close() }()
+	return machine.CutLog(log, oldLog, maxLog)
 }
 
-// explainStart adds how QEMU has ended, if that is why its guest was not resumed.
-func (c *child) explainStart(err error) error {
+// explainStartError adds the exit status and last output of QEMU to err, if QEMU has ended.
+func (c *child) explainStartError(err error) error {
 	select {
-	case how := <-c.ended:
-		return fmt.Errorf("%s: %w", describeEnd(how, c.LastOutput(lastOutput)), err)
+	case exitStatus := <-c.exited:
+		return fmt.Errorf("%s: %w", describeEnd(exitStatus, c.LastOutput(lastOutput)), err)
 	default:
 		return err
 	}
 }
 
-// describeEnd returns how QEMU has ended, with its last output.
-func describeEnd(ending, output string) string {
-	return strings.TrimSuffix("QEMU ended with "+ending+": "+output, ": ")
+func describeEnd(exitStatus, output string) string {
+	return strings.TrimSuffix("QEMU ended with "+exitStatus+": "+output, ": ")
 }

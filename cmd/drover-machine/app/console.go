@@ -14,69 +14,69 @@ import (
 )
 
 const (
-	// maxUnread is how much output waits for its reader.
+	// maxUnread is how many bytes of output are buffered.
 	maxUnread = 256 << 10
-	// drainWithin is how long the last output may take to be read.
+	// drainWithin is how long readers may take to read the last output.
 	drainWithin = 2 * time.Second
 )
 
-// output leads what the guest or this program prints to a writer that may be slow. Both would
-// wait for a full pipe, so what the writer does not take in time is lost.
-type output struct {
-	mu     sync.Mutex
-	more   *sync.Cond
-	unread []byte
-	lost   int
-	over   bool
-	done   chan struct{}
+// outputBuffer copies the output of the guest, or of this program, to a writer that may be slow. When its
+// buffer is full it drops output, since the guest or the program would otherwise wait.
+type outputBuffer struct {
+	mu       sync.Mutex
+	changed  *sync.Cond
+	unread   []byte
+	lost     int // bytes
+	isClosed bool
+	done     chan struct{}
 }
 
-// newOutput returns an output that writes until it is closed. Then, and when all was written,
-// done is closed.
-func newOutput(writer io.Writer) *output {
-	o := &output{done: make(chan struct{})}
-	o.more = sync.NewCond(&o.mu)
+// newOutputBuffer returns a buffer. Its channel done is closed once the buffer has been closed and all
+// its output has been written.
+func newOutputBuffer(writer io.Writer) *outputBuffer {
+	o := &outputBuffer{done: make(chan struct{})}
+	o.changed = sync.NewCond(&o.mu)
 	go o.writeTo(writer)
 	return o
 }
 
-// copyFrom copies until the end of from, and closes the output.
-func (o *output) copyFrom(reader io.Reader) {
+// copyFrom copies until the end of reader, and closes the buffer.
+func (o *outputBuffer) copyFrom(reader io.Reader) {
 	_, _ = io.CopyBuffer(struct{ io.Writer }{o}, reader, make([]byte, 4<<10))
 	o.closeOutput()
 }
 
 // Write implements io.Writer. It does not wait.
-func (o *output) Write(p []byte) (int, error) {
+func (o *outputBuffer) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	taken := min(len(p), maxUnread-len(o.unread))
-	o.unread = append(o.unread, p[:taken]...)
-	o.lost += len(p) - taken
-	o.more.Signal()
+	kept := min(len(p), maxUnread-len(o.unread))
+	o.unread = append(o.unread, p[:kept]...)
+	o.lost += len(p) - kept
+	o.changed.Signal()
 	return len(p), nil
 }
 
-func (o *output) closeOutput() {
+func (o *outputBuffer) closeOutput() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.over = true
-	o.more.Signal()
+	o.isClosed = true
+	o.changed.Signal()
 }
 
-// drainOutput waits a moment for readers to take what is left.
-func drainOutput(unread []<-chan struct{}) {
-	late := time.After(drainWithin)
-	for _, read := range unread {
+// waitDrained waits until all channels are closed, for at most drainWithin.
+func waitDrained(drained []<-chan struct{}) {
+	deadline := time.After(drainWithin)
+	for _, done := range drained {
 		select {
-		case <-read:
-		case <-late:
+		case <-done:
+		case <-deadline:
 			return
 		}
 	}
 }
 
-func (o *output) writeTo(writer io.Writer) {
+func (o *outputBuffer) writeTo(writer io.Writer) {
 	defer close(o.done)
 	for {
 		text, ok := o.nextText()
@@ -84,17 +84,17 @@ func (o *output) writeTo(writer io.Writer) {
 			return
 		}
 		if _, err := writer.Write(text); err != nil {
-			writer = io.Discard // the guest runs on
+			writer = io.Discard // keep draining, so that the guest does not block
 		}
 	}
 }
 
-// nextText waits for output. What was lost came after it.
-func (o *output) nextText() (text []byte, ok bool) {
+// nextText waits for output. It reports lost output after the buffered output, which is older.
+func (o *outputBuffer) nextText() (text []byte, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for len(o.unread) == 0 && !o.over {
-		o.more.Wait()
+	for len(o.unread) == 0 && !o.isClosed {
+		o.changed.Wait()
 	}
 	text, o.unread = o.unread, nil
 	if o.lost > 0 {
@@ -104,7 +104,7 @@ func (o *output) nextText() (text []byte, ok bool) {
 	return text, len(text) > 0
 }
 
-// makeRaw gives a guest the terminal, if there is one, which then gets every key.
+// makeRaw sets a terminal to raw mode, so that the guest receives every key. It does nothing if input is not a terminal.
 func makeRaw(input *os.File) (restore func()) {
 	fd := int(input.Fd())
 	before, err := term.MakeRaw(fd)

@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// serveControl serves the control listener of the description, if there is one, until ctx ends.
+// serveControl serves the control port of the description, if it has one, until ctx ends.
 func (r *run) serveControl(ctx context.Context) error {
 	if r.description.Control == nil {
 		return nil
@@ -26,13 +26,13 @@ func (r *run) serveControl(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("control.port: %w", err)
 	}
-	server, err := control.NewServer(ctx, credentials, controlled{r.supervisor, r}, r.supervisor.Guest())
+	server, err := control.NewServer(ctx, credentials, controlledMachine{r.supervisor, r}, r.supervisor.Guest())
 	if err != nil {
 		return fmt.Errorf("control.folder: %w", errors.Join(err, listener.Close()))
 	}
 	go func() {
 		if err := server.Serve(listener); err != nil && ctx.Err() == nil {
-			r.log.Error(err, "Machine cannot be controlled any more")
+			r.log.Error(err, "Control port has failed, so the machine cannot be controlled any more")
 		}
 	}()
 	return nil

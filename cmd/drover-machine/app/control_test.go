@@ -234,7 +234,7 @@ func TestControlWhileStarting(t *testing.T) {
 		assert.ErrorIs(t, name, call(t.Context()), failure.ErrNotRunning)
 	}
 	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+	g.wantEnd(t, 7, "NotStarted", "a stop was requested before the guest ran")
 }
 
 // TestControlWhileStopping checks that a guest that is to shut down is not paused any more.
@@ -312,8 +312,8 @@ func (g *guest) checkProbesOfStart(t *testing.T) {
 func (g *guest) checkProbes(t *testing.T) {
 	t.Helper()
 	assert.ErrorIs(t, "a guest that answers has not started", assert.ErrorOf(g.probe(t, "-started")), nil)
-	g.wantRefused(t, "there must be no port", "-started", "80")
-	g.wantRefused(t, "no TCP port 81 is in forwards", "81")
+	g.wantRefused(t, "excludes a port", "-started", "80")
+	g.wantRefused(t, "lacks TCP port 81", "81")
 	g.wantRefused(t, "the arguments are []")
 	g.wantRefused(t, `the arguments are ["http"]`, "http")
 	g.wantRefused(t, `the arguments are ["0"]`, "0")
@@ -321,7 +321,7 @@ func (g *guest) checkProbes(t *testing.T) {
 	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
 	assert.NoError(t, m.Execute(t.Context(), "stop", nil, nil))
 	assert.Eventually(t, "a paused guest takes no connection", func(t testing.TB) error {
-		g.wantRefused(t, "took no connection", "-timeout", "1s", "80") // within which QEMU has to answer
+		g.wantRefused(t, "accepted no connection", "-timeout", "1s", "80") // within which QEMU has to answer
 		return nil
 	})
 }
@@ -334,7 +334,7 @@ func (g *guest) wantReadinessFollowed(t *testing.T) {
 	for _, c := range []struct{ content, says string }{
 		{"", ""},
 		{`{"port":80,"timeoutSeconds":10}`, ""},
-		{`{"port":81,"timeoutSeconds":10}`, "no TCP port 81 is in forwards"},
+		{`{"port":81,"timeoutSeconds":10}`, "lacks TCP port 81"},
 		{`{"port":0,"timeoutSeconds":1}`, "port is 0: it must be from 1 to 65535"},
 		{`{"port":80}`, "timeoutSeconds is 0: it must be from 1 to 60"},
 		{`{"port":80,"timeout":1}`, `unknown field "timeout"`},
@@ -344,7 +344,7 @@ func (g *guest) wantReadinessFollowed(t *testing.T) {
 		assert.True(t, (err == nil) == (c.says == "") && strings.Contains(out, c.says), "a probe by %s says %q, %v, want %q", c.content, out, err, c.says)
 	}
 	out, err := g.probe(t, "-readiness", file, "80")
-	assert.True(t, err != nil && strings.Contains(out, "there must be none"), "a probe by both says %q, %v", out, err)
+	assert.True(t, err != nil && strings.Contains(out, "excludes arguments"), "a probe by both says %q, %v", out, err)
 	out, err = g.probe(t, "-readiness", filepath.Join(g.h.dir, "none"))
 	assert.True(t, err != nil && strings.Contains(out, "no such file"), "a probe by a file that is missing says %q, %v", out, err)
 }

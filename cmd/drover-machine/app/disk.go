@@ -22,13 +22,13 @@ import (
 
 // Names in the folder of a disk.
 const (
-	// rootName and volumeName are folders that have the disk and its record. Both get there in
-	// one rename, so a disk is whole and has its record, or there is none.
+	// rootName and volumeName are folders with a disk and its record. Such a folder appears in one
+	// rename, so a disk is always complete and has its record.
 	rootName   = "root"
 	volumeName = "volume"
 	diskFile   = "disk"
 	recordFile = "disk.json"
-	// overlayFile is the disk of an ephemeral machine.
+	// overlayFile is an ephemeral root disk on top of its image.
 	overlayFile = "overlay.qcow2"
 	tempPrefix  = ".drover-machine-"
 )
@@ -36,47 +36,47 @@ const (
 // recordVersion is the version of the records that this program writes and reads.
 const recordVersion = 1
 
-// record is the record of a disk. The guest could write the header of another format to a
-// raw disk, so the format is not determined again.
+// record describes a disk. It has the format, since the content is not reliable: a guest could
+// write the header of another format to a raw disk.
 type record struct {
-	Version int    `json:"version"`
+	Version int    `json:"version"` // 0 if the disk does not exist yet
 	Format  string `json:"format"`
-	// MachineType is the type that the machine of a root disk was made as: another type has
-	// other hardware.
+	// MachineType is the machine type with which a root disk was first used. A machine keeps its
+	// type, since another type has other hardware.
 	MachineType string `json:"machineType,omitempty"`
 }
 
-// diskFolder is the folder of a disk.
+// diskFolder is the described folder of a disk, and the name of the folder in it that has the disk.
 type diskFolder struct{ path, name string }
 
-// filePath returns a path in the folder of the disk itself.
+// filePath returns the path of the folder that has the disk, or of a file in it.
 func (f diskFolder) filePath(names ...string) string {
 	return filepath.Join(append([]string{f.path, f.name}, names...)...)
 }
 
-// stagingFolder is where disks are made before they are moved to their place.
+// stagingFolder is where a disk is made before it is renamed.
 func (f diskFolder) stagingFolder() atomicfile.Folder {
 	return atomicfile.Folder{Path: f.path, Prefix: tempPrefix}
 }
 
-// findDisk returns the record of the disk, nil if there is none, and removes what an
-// interrupted run has left of one.
+// findDisk returns the record of the disk, nil if there is no disk. It removes an unfinished disk of
+// an interrupted run.
 func (f diskFolder) findDisk() (*record, error) {
-	made, err := f.readRecord()
+	found, err := f.readRecord()
 	if err != nil {
 		return nil, err
 	}
 	if err := f.stagingFolder().Sweep(); err != nil {
 		return nil, fmt.Errorf("removing an unfinished disk: %w", err)
 	}
-	return made, nil
+	return found, nil
 }
 
-// readRecord returns the record of the disk; nil if there is no disk. A disk that cannot be
-// understood is an error, and never made again: it may hold data.
+// readRecord returns the record of the disk, nil if there is no disk. It fails for an invalid
+// record: the disk may hold data, and must not be made again.
 func (f diskFolder) readRecord() (*record, error) {
 	if _, err := os.Lstat(f.filePath()); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // Nil is for no disk.
+		return nil, nil //nolint:nilnil // There is no disk.
 	}
 	content, err := description.ReadLimited(f.filePath(recordFile))
 	if err != nil {
@@ -89,9 +89,9 @@ func (f diskFolder) readRecord() (*record, error) {
 	return &r, nil
 }
 
-// makeDisk makes the disk, as a copy of the image or blank. fill fills a new file with the
-// image, and returns its format.
-func (f diskFolder) makeDisk(d *description.Disk, machineType string, fill func(path string) (format string, err error)) (*record, error) {
+// makeDisk makes the disk, blank or with its image. copyImage copies the image to a new file, and
+// returns its format.
+func (f diskFolder) makeDisk(d *description.Disk, machineType string, copyImage func(path string) (format string, err error)) (*record, error) {
 	tmp, remove, err := f.stagingFolder().MakeFolder()
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (f diskFolder) makeDisk(d *description.Disk, machineType string, fill func(
 	if d.Image == "" {
 		err = diskimage.CreateQcow2(filepath.Join(tmp, diskFile), d.SizeBytes, nil)
 	} else {
-		r.Format, err = fill(filepath.Join(tmp, diskFile))
+		r.Format, err = copyImage(filepath.Join(tmp, diskFile))
 	}
 	if err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (f diskFolder) openDisk(r *record, readOnly bool, files *launch.Files) (*la
 	return &launch.Drive{FD: files.Add(disk), Format: format, ReadOnly: readOnly}, nil
 }
 
-// openOverlay makes an ephemeral disk on top of the image, and opens both.
+// openOverlay makes an ephemeral disk, and opens it and the image below it, if it has one.
 func openOverlay(d *description.Disk, files *launch.Files) (*launch.Drive, error) {
 	path := filepath.Join(d.Folder, overlayFile)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -160,8 +160,8 @@ func openOverlay(d *description.Disk, files *launch.Files) (*launch.Drive, error
 	return &launch.Drive{FD: files.Add(disk), Backing: layer}, nil
 }
 
-// prepareRoot makes the root disk if there is none, and opens it. A disk keeps the type of the
-// machine that it was made for.
+// prepareRoot opens the root disk, and makes it if it is missing or ephemeral. It returns the machine
+// type of the disk's record, or else the newest type.
 func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (string, error), files *launch.Files) (machineType string, root *launch.Drive, err error) {
 	if r.description.RootDisk == nil {
 		machineType, err = chooseType("")
@@ -180,33 +180,33 @@ func (r *run) prepareRoot(ctx context.Context, chooseType func(pinned string) (s
 			return "", nil, err
 		}
 	}
-	made, err := folder.findDisk()
+	found, err := folder.findDisk()
 	if err != nil {
 		return "", nil, err
 	}
 	pinned := ""
-	if made != nil {
-		pinned = made.MachineType
+	if found != nil {
+		pinned = found.MachineType
 	}
 	if machineType, err = chooseType(pinned); err != nil {
 		return "", nil, err
 	}
-	root, err = r.ensureDisk(ctx, folder, &r.description.RootDisk.Disk, cmp.Or(made, &record{MachineType: machineType}), false, files)
+	root, err = r.ensureDisk(ctx, folder, &r.description.RootDisk.Disk, cmp.Or(found, &record{MachineType: machineType}), false, files)
 	r.found.addDisks(func(d *disks) { d.Root = err == nil })
 	return machineType, root, err
 }
 
-// prepareVolumes makes the volumes that do not exist yet, and opens them.
+// prepareVolumes opens the volumes, and makes missing ones.
 func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch.Volume, error) {
 	var all []launch.Volume
 	for i := range r.description.Volumes {
 		v := &r.description.Volumes[i]
 		folder := diskFolder{v.Folder, volumeName}
-		made, err := folder.findDisk()
+		found, err := folder.findDisk()
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
-		drive, err := r.ensureDisk(ctx, folder, &v.Disk, cmp.Or(made, &record{}), v.ReadOnly, files)
+		drive, err := r.ensureDisk(ctx, folder, &v.Disk, cmp.Or(found, &record{}), v.ReadOnly, files)
 		if tooLarge, ok := errors.AsType[*imageSizeError](err); ok {
 			tooLarge.Volume = v.Name
 		}
@@ -219,18 +219,18 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 	return all, nil
 }
 
-// ensureDisk makes a disk whose record says that there is none yet, and opens it.
-func (r *run) ensureDisk(ctx context.Context, folder diskFolder, d *description.Disk, made *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
-	if made.Version == 0 && d.MustExist {
-		return nil, fmt.Errorf("the disk %s was made by an earlier run, and is not there: the volume is empty or another one, and no new disk is made in its place", folder.filePath())
+// ensureDisk opens a disk. It makes the disk first if the record has version 0.
+func (r *run) ensureDisk(ctx context.Context, folder diskFolder, d *description.Disk, diskRecord *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
+	if diskRecord.Version == 0 && d.MustExist {
+		return nil, fmt.Errorf("the disk %s was made by an earlier run, and is missing: the volume is empty or another volume, and no new disk is made in its place", folder.filePath())
 	}
-	if made.Version == 0 {
+	if diskRecord.Version == 0 {
 		r.log.Info("Making a disk", "folder", folder.filePath(), "image", egress.Redact(d.Image))
 		var err error
-		made, err = folder.makeDisk(d, made.MachineType, func(path string) (string, error) { return r.fillDisk(ctx, d, path) })
+		diskRecord, err = folder.makeDisk(d, diskRecord.MachineType, func(path string) (string, error) { return r.copyImageTo(ctx, d, path) })
 		if err != nil {
 			return nil, fmt.Errorf("making the disk %s: %w", folder.filePath(), err)
 		}
 	}
-	return folder.openDisk(made, readOnly, files)
+	return folder.openDisk(diskRecord, readOnly, files)
 }

@@ -37,7 +37,7 @@ func (h *host) bootLinux(t *testing.T) int32 {
 	guest := framework.BuildLinuxGuest(t, h.dir)
 	port := framework.FreePort(t)
 	h.described.MemoryBytes = 256 << 20
-	h.described.Kernel = &description.Kernel{File: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1"}
+	h.described.Kernel = &description.Kernel{File: guest.Kernel, Initrd: guest.Initrd, Cmdline: framework.GuestCmdline}
 	h.described.Forwards = []description.Forward{{Port: 80, HostPort: port}}
 	return port
 }
@@ -126,7 +126,7 @@ func TestVolumeNotMade(t *testing.T) {
 	left, err := os.ReadDir(folder)
 	assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 	h.described.Volumes[0].Image, h.described.Volumes[0].SizeBytes = h.image, 512
-	if got := h.wantNotStarted(t, "and this one has 512").readEnd(t).TooLarge; got == nil || got.Volume != "data" || got.Bytes <= 512 {
+	if got := h.wantNotStarted(t, "and this disk may have 512").readEnd(t).TooLarge; got == nil || got.Volume != "data" || got.Bytes <= 512 {
 		t.Errorf("of an image that is larger than its disk it says %+v", got)
 	}
 	assert.NoError(t, os.MkdirAll(filepath.Join(folder, volumeName), 0o700))
@@ -220,7 +220,7 @@ func TestMustExist(t *testing.T) {
 	h := newHost(t, false)
 	image := h.described.RootDisk.Image
 	h.described.RootDisk.MustExist, h.described.RootDisk.Image = true, ""
-	h.wantNotStarted(t, "was made by an earlier run, and is not there")
+	h.wantNotStarted(t, "was made by an earlier run, and is missing")
 	left, err := os.ReadDir(h.described.RootDisk.Folder)
 	assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 	for _, c := range []struct {
@@ -240,7 +240,7 @@ func TestTLS(t *testing.T) {
 	t.Cleanup(s.Close)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	h.described.RootDisk.Image, h.described.RootDisk.Checksum = s.URL, checksumOf(framework.ReadFile(t, h.image))
-	h.wantNotStarted(t, "TLS: the certificate is not by an authority that this host trusts")
+	h.wantNotStarted(t, "TLS: the certificate was not issued by an authority that this host trusts")
 	authority := filepath.Join(h.dir, "authority")
 	assert.NoError(t, os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	g := h.start(t)
@@ -265,10 +265,10 @@ func TestRefusedImages(t *testing.T) {
 		"size":         {"/disk", right, "it has 1048576 bytes: imageMaxBytes allows 1000", 1000},
 		"not found":    {"/none", right, "the server answered 404 Not Found", 0},
 		"refused":      {"/refused", right, "the server answered 403 Forbidden", 0},
-		"cut off":      {"/cut", right, "it was cut off", 0},
+		"cut off":      {"/cut", right, "the content was cut off", 0},
 		"no image":     {"/page", checksumOf("<html>hunter2"), "copying image http://", 0},
-		"file":         {"/local", right, "it leads to a URL that is neither http:// nor https://", 0},
-		"metadata":     {"/metadata", right, "which is never asked", 0},
+		"file":         {"/local", right, "the URL is neither http:// nor https://", 0},
+		"metadata":     {"/metadata", right, "which is never contacted", 0},
 		"unknown size": {"/page", right, "it has more than 5 bytes", 5},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -291,7 +291,7 @@ func TestStalledFetch(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "image")
 	r := newRun(description.Machine{ImageMaxBytes: 1}, options{}, logr.Discard())
 	r.stallWithin = 50 * time.Millisecond
-	assert.ErrorSays(t, "the fetch", assert.ErrorOf(r.fillDisk(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)), "no data has come for 50ms")
+	assert.ErrorSays(t, "the fetch", assert.ErrorOf(r.copyImageTo(t.Context(), &description.Disk{Image: imageServer(t, image).URL + "/halted"}, image)), "has sent no data for 50ms")
 }
 
 // TestCompressedImage checks that an image is decompressed as it is fetched, that its checksum is compared
@@ -311,15 +311,15 @@ func TestCompressedImage(t *testing.T) {
 	}{
 		"taken":            {sent, checksumOf(sent), "", 1 << 20},
 		"another checksum": {sent, checksumOf(string(content)), "its checksum is " + checksumOf(sent), 1 << 20},
-		"too large":        {sent, checksumOf(sent), "decompressed, it has more than 1048575 bytes, which is all that imageMaxBytes allows", 1<<20 - 1},
-		"cut off":          {sent[:len(sent)-1], checksumOf(sent), "it is compressed by gzip, and damaged or cut off", 1 << 20},
+		"too large":        {sent, checksumOf(sent), "decompressed, it has more than 1048575 bytes, the limit of imageMaxBytes", 1<<20 - 1},
+		"cut off":          {sent[:len(sent)-1], checksumOf(sent), "the content is compressed by gzip, and damaged or cut off", 1 << 20},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, c.sent) }))
 		t.Cleanup(s.Close)
 		path := filepath.Join(t.TempDir(), "disk")
 		r := newRun(description.Machine{ImageMaxBytes: c.most}, options{}, logr.Discard())
 		r.stallWithin = time.Hour
-		format, err := r.fillDisk(t.Context(), &description.Disk{Image: s.URL, Checksum: c.checksum}, path)
+		format, err := r.copyImageTo(t.Context(), &description.Disk{Image: s.URL, Checksum: c.checksum}, path)
 		assert.ErrorSays(t, name, err, c.says)
 		assert.True(t, c.says != "" || (format == "raw" && framework.ReadFile(t, path) == string(content)),
 			"%s: the disk is not the image, and its format is %q", name, format)

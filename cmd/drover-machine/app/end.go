@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// Reasons for an end beside those of package machine.
+// Reasons for an end, in addition to machine.EndCompleted and so on.
 const (
 	// endNotStarted means that the guest never ran. A later try may succeed.
 	endNotStarted = "NotStarted"
@@ -20,8 +20,8 @@ const (
 	endInvalid = "InvalidDescription"
 )
 
-// exitCodes are the exit codes of the program, by reason. 1 and 2 are left to failures of Go
-// itself, and codes from 125 on to shells and container engines.
+// exitCodes are the exit codes of the program, by reason. Go itself uses 1 and 2 for failures;
+// shells and container engines use codes from 125 on.
 var exitCodes = map[string]int{
 	machine.EndCompleted:     0,
 	machine.EndPanicked:      3,
@@ -32,22 +32,22 @@ var exitCodes = map[string]int{
 	endInvalid:               8,
 }
 
-// maxMessage is less than the 4,096 bytes that a kubelet takes.
+// maxMessage bounds the message, since a kubelet reads at most 4,096 bytes of the file.
 const maxMessage = 2 << 10
 
-// end is why the program ends.
+// end is the termination message: why the program ends.
 type end struct {
 	Reason  string `json:"reason"`
 	Message string `json:"message,omitempty"`
 	// StopRequested is set if a signal requested the end.
 	StopRequested bool `json:"stopRequested,omitempty"`
-	// Disks are those that were there, or were made: a guest that has not run may have none.
+	// Disks are the disks that exist. If the guest never ran, some may be missing.
 	Disks disks `json:"disks,omitzero"`
-	// TooLarge is set if an image is larger than its disk may be, which no later try changes.
+	// TooLarge is set if an image is larger than its disk may be. A later try fails as well.
 	TooLarge *imageSizeError `json:"tooLarge,omitempty"`
 }
 
-// disks are disks of a machine.
+// disks are disks of a machine: the root disk, and volumes by name.
 type disks struct {
 	Root    bool     `json:"root,omitempty"`
 	Volumes []string `json:"volumes,omitempty"`
@@ -55,7 +55,7 @@ type disks struct {
 
 func (e end) code() int { return exitCodes[e.Reason] }
 
-// writeMessage writes the termination message. The file may be a mount, which cannot be replaced.
+// writeMessage writes the termination message in place, since the file may be a mount that cannot be replaced.
 func (e end) writeMessage(path string) error {
 	if path == "" {
 		return nil

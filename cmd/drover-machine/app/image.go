@@ -21,16 +21,16 @@ import (
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
-// defaultStall is how long a fetch may go without any data.
+// defaultStall is how long a download may receive no data.
 const defaultStall = time.Minute
 
-// progress is how far a disk is made. It may be read at any time.
+// progress is the progress of copying an image. It is safe for concurrent use.
 type progress struct {
-	done  atomic.Int64
-	total atomic.Int64 // 0 where it is not known
+	done  atomic.Int64 // bytes
+	total atomic.Int64 // bytes, 0 if unknown
 }
 
-// copied returns how far it is, nil if nothing is read.
+// copied returns the progress, nil if no image is being copied.
 func (p *progress) copied() *control.Copied {
 	done, total := p.done.Load(), p.total.Load()
 	if done == 0 {
@@ -39,16 +39,16 @@ func (p *progress) copied() *control.Copied {
 	return &control.Copied{Bytes: done, TotalBytes: total}
 }
 
-// begin sets how many bytes are to be read, 0 or less if that is not known.
+// begin resets the progress. total may be 0 or negative if it is unknown.
 func (p *progress) begin(total int64) {
 	p.done.Store(0)
 	p.total.Store(max(total, 0))
 }
 
-// fillDisk makes a file that is a copy of a disk's image, with the holes that it may have, and
-// returns its format. The bytes as sent must have the checksum, if there is one, before anything
-// in the disk is read. When fillDisk returns, the copy is on the disk of the host.
-func (r *run) fillDisk(ctx context.Context, d *description.Disk, path string) (format string, err error) {
+// copyImageTo copies the image of a disk to a new file, keeps its holes, and returns its format. It
+// verifies the checksum before it parses the image. When it returns, the file is synced to the
+// host's disk.
+func (r *run) copyImageTo(ctx context.Context, d *description.Disk, path string) (format string, err error) {
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600) //nolint:gosec // in the disk's folder
 	if err != nil {
 		return "", err
@@ -77,11 +77,11 @@ func (r *run) copyImage(ctx context.Context, d *description.Disk, out *os.File) 
 	return info.Format, cmp.Or(err, checkSize(d, info))
 }
 
-// imageSizeError says that an image is larger than its disk may be.
+// imageSizeError means that an image is larger than its disk may be.
 type imageSizeError struct {
 	// Volume is empty for the root disk.
 	Volume string `json:"volume,omitempty"`
-	// Bytes is the size of the image's disk.
+	// Bytes is the size of the disk that the image needs.
 	Bytes int64 `json:"bytes"`
 
 	allowed int64
@@ -89,10 +89,10 @@ type imageSizeError struct {
 
 // Error implements error.
 func (e *imageSizeError) Error() string {
-	return fmt.Sprintf("the image needs a disk of %d bytes, and this one has %d", e.Bytes, e.allowed)
+	return fmt.Sprintf("the image needs a disk of %d bytes, and this disk may have %d", e.Bytes, e.allowed)
 }
 
-// checkSize refuses an image that is larger than its disk is to be.
+// checkSize fails with an imageSizeError if the image does not fit on the disk.
 func checkSize(d *description.Disk, info diskimage.Info) error {
 	if allowed := cmp.Or(d.SizeBytes, d.MaxBytes); allowed != 0 && info.Size > allowed {
 		return &imageSizeError{Bytes: info.Size, allowed: allowed}
@@ -100,8 +100,8 @@ func checkSize(d *description.Disk, info diskimage.Info) error {
 	return nil
 }
 
-// findImage returns the file of an image: the only one, if the path is a folder, as in container
-// disks.
+// findImage returns the file of an image. If path is a folder, as in container disks, that is the
+// only file in it.
 func findImage(path string) (string, error) {
 	entries, err := os.ReadDir(path)
 	switch {
@@ -110,13 +110,13 @@ func findImage(path string) (string, error) {
 	case err != nil:
 		return "", err
 	case len(entries) != 1:
-		return "", fmt.Errorf("the folder has %d files: it must have one", len(entries))
+		return "", fmt.Errorf("the folder %s has %d files, and must have one", path, len(entries))
 	}
 	return filepath.Join(path, entries[0].Name()), nil
 }
 
-// openFile opens an image.
-func openFile(path string) (*os.File, error) {
+// openImageFile opens the file of an image.
+func openImageFile(path string) (*os.File, error) {
 	file, err := findImage(path)
 	var f *os.File
 	if err == nil {
@@ -128,9 +128,9 @@ func openFile(path string) (*os.File, error) {
 	return f, nil
 }
 
-// openImage opens the image of a disk and determines what it is.
+// openImage opens the image of a disk, and returns its format and size.
 func openImage(d *description.Disk) (*os.File, diskimage.Info, error) {
-	f, err := openFile(d.Image)
+	f, err := openImageFile(d.Image)
 	if err != nil {
 		return nil, diskimage.Info{}, err
 	}
@@ -149,10 +149,10 @@ func probeImage(f *os.File) (diskimage.Info, error) {
 	return diskimage.Probe(f, stat.Size())
 }
 
-// copyFile copies an image that is a file. One that does not fit on its disk is not copied, unless its checksum
-// has to be compared before anything in it is read.
+// copyFile copies an image file. Without a checksum it first checks that the image fits on its disk. With a
+// checksum, the image must not be parsed before the checksum of the copy was verified.
 func (r *run) copyFile(ctx context.Context, d *description.Disk, c *transfer.Copy) error {
-	image, err := openFile(d.Image)
+	image, err := openImageFile(d.Image)
 	if err != nil {
 		return err
 	}
@@ -171,11 +171,11 @@ func (r *run) copyFile(ctx context.Context, d *description.Disk, c *transfer.Cop
 	return c.FromReader(ctx, image)
 }
 
-// anyHost allows what the guest reaches too: the place in the network is the tenant's. Package
-// egress still refuses the metadata services of clouds.
+// anyHost allows all addresses, since the pod's network belongs to the tenant, and the guest reaches the
+// same addresses. Package egress still denies the metadata services of clouds.
 var anyHost = []string{"0.0.0.0/0", "::/0"}
 
-// fetchImage copies an image from a web server. Errors have nothing that the server answered.
+// fetchImage downloads an image from a web server. Its errors contain no text from the server.
 func (r *run) fetchImage(ctx context.Context, d *description.Disk, c *transfer.Copy) error {
 	hosts, err := egress.ParseHosts(anyHost)
 	if err != nil {
@@ -183,7 +183,7 @@ func (r *run) fetchImage(ctx context.Context, d *description.Disk, c *transfer.C
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("no data has come for %v", r.stallWithin)) })
+	stall := time.AfterFunc(r.stallWithin, func() { cancel(fmt.Errorf("the server has sent no data for %v", r.stallWithin)) })
 	defer stall.Stop()
 	c.Limit = transfer.Limit{Bytes: r.description.ImageMaxBytes, Option: "imageMaxBytes"}
 	c.OnData = func() { stall.Reset(r.stallWithin) }

@@ -141,7 +141,7 @@ exec qemu-system-x86_64 "$@"`)
 		return err
 	})
 	g.signal(t, syscall.SIGTERM)
-	g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+	g.wantEnd(t, 7, "NotStarted", "a stop was requested before the guest ran")
 }
 
 // TestSilentQEMU checks that a QEMU that does not answer is ended in time too.
@@ -223,7 +223,7 @@ func TestDamagedDisk(t *testing.T) {
 func TestDiskFault(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, false)
-	h.qemu = framework.FailingDisk(t, int(syscall.ENOSPC), 1)
+	h.qemu = framework.FailingDiskScript(t, int(syscall.ENOSPC), 1)
 	g := h.begin(t, "no space left on device")
 	g.waitFor(t, "drover guest 1 A")
 	g.waitFor(t, "Guest continues")
@@ -245,7 +245,7 @@ func TestStopWhileMaking(t *testing.T) {
 			slow(h)
 			g := h.begin(t, "Making a disk")
 			g.signal(t, syscall.SIGTERM)
-			g.wantEnd(t, 7, "NotStarted", "the program was to stop before the guest ran")
+			g.wantEnd(t, 7, "NotStarted", "a stop was requested before the guest ran")
 			left, err := os.ReadDir(h.described.RootDisk.Folder)
 			assert.True(t, err == nil && len(left) == 0, "it has left %v, %v", left, err)
 		})

@@ -27,13 +27,13 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// guestAddress is the address of every guest, which only the edge of its machine knows: the pod's address is the machine's.
+// guestAddress is the address of every guest. It is not visible outside of the pod, where the machine has the pod's address.
 var guestAddress = netip.MustParsePrefix("10.0.2.15/24")
 
-// probeSocket is the name, in the run folder, of the socket by which the program probes the guest of another one.
+// probeSocket is the name, in the run folder, of the socket to which "drover-machine probe" connects.
 const probeSocket = "probe.sock"
 
-// openNetwork opens the edge of a guest's network.
+// openNetwork opens the host's end of a guest's network.
 func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Switchboard) (supervisor.Network, error) {
 	kernel, err := routes.Open()
 	if err != nil {
@@ -42,14 +42,14 @@ func openNetwork(ctx context.Context, c control.NetworkConfig, peers control.Swi
 	return edge.New(ctx, c, edge.Options{Routes: kernel, Peers: peers, Clock: clock.RealClock{}, Dial: edge.DialHost})
 }
 
-// openNetwork opens the edge of the guest's network, which has no other machines in it.
+// openNetwork opens the host's end of the guest's network, without links to other machines.
 func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	resolvers, domain, err := control.ReadResolvers()
-	if err != nil && !errors.Is(err, control.ErrNoResolver) { // which a pod may want
+	if err != nil && !errors.Is(err, control.ErrNoResolver) { // a pod may run without resolvers
 		return nil, err
 	}
 	denied := r.options.nodeAddresses
-	if len(denied) > 0 { // there is a node
+	if len(denied) > 0 { // this is a pod
 		table, err := os.ReadFile("/proc/net/route")
 		if err != nil {
 			return nil, fmt.Errorf("finding the pod's gateway: %w", err)
@@ -62,8 +62,8 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 	}, nil)
 }
 
-// gatewaysOf returns the gateways of the default routes in a table of the kernel's (proc_pid_net(5)). In many clusters they
-// are the node, at an address that it has for its pods alone.
+// gatewaysOf returns the gateways of the default routes in /proc/net/route (proc_pid_net(5)). In many clusters the gateway
+// is the node, at an address that only its pods use.
 func gatewaysOf(table string) (all []netip.Prefix) {
 	for line := range strings.Lines(table) {
 		words := strings.Fields(line)
@@ -79,15 +79,15 @@ func gatewaysOf(table string) (all []netip.Prefix) {
 	return all
 }
 
-// parseNodeAddresses parses the value of the environment variable description.NodeAddresses. Without a node it is empty.
+// parseNodeAddresses parses the environment variable description.NodeAddresses, which is empty outside of Kubernetes.
 func parseNodeAddresses(text string) (all []netip.Prefix, err error) {
 	if text == "" {
 		return nil, nil
 	}
-	for one := range strings.SplitSeq(text, ",") {
-		address, err := netip.ParseAddr(one)
+	for field := range strings.SplitSeq(text, ",") {
+		address, err := netip.ParseAddr(field)
 		if err != nil || address.Zone() != "" {
-			return nil, fmt.Errorf("%s is %.200q: it must be IP addresses with commas between them", description.NodeAddresses, text)
+			return nil, fmt.Errorf("%s is %.200q, and must be a comma-separated list of IP addresses", description.NodeAddresses, text)
 		}
 		address = address.Unmap()
 		all = append(all, netip.PrefixFrom(address, address.BitLen()))
@@ -95,7 +95,7 @@ func parseNodeAddresses(text string) (all []netip.Prefix, err error) {
 	return all, nil
 }
 
-// ports returns the container's ports that lead to the guest.
+// ports returns the container's ports that are forwarded to the guest.
 func (r *run) ports() []control.Port {
 	ports := make([]control.Port, len(r.description.Forwards))
 	for i, f := range r.description.Forwards {
@@ -104,7 +104,7 @@ func (r *run) ports() []control.Port {
 	return ports
 }
 
-// openPorts opens the container's ports that lead to the guest.
+// openPorts opens the container's ports that are forwarded to the guest.
 func (r *run) openPorts(ctx context.Context) error {
 	sockets := map[control.Port]*os.File{}
 	defer func() { control.CloseFiles(slices.Collect(maps.Values(sockets))...) }()
@@ -118,7 +118,7 @@ func (r *run) openPorts(ctx context.Context) error {
 	return r.supervisor.Edge().GiveSockets(ctx, control.Revision{}, sockets)
 }
 
-// serveProbes serves the program that probes the guest.
+// serveProbes serves "drover-machine probe".
 func (r *run) serveProbes(ctx context.Context) error {
 	socket, err := r.machine.Listen(probeSocket)
 	if err != nil {
@@ -130,36 +130,36 @@ func (r *run) serveProbes(ctx context.Context) error {
 	}
 	go func() {
 		if err := control.NewProbeServer(ctx, r.supervisor).Serve(listener); err != nil && ctx.Err() == nil {
-			r.log.Error(err, "Guest cannot be probed any more")
+			r.log.Error(err, "Probe socket has failed, so the guest cannot be probed any more")
 		}
 	}()
 	return nil
 }
 
-// isForwarded reports whether a TCP port of the guest is one of the container's.
+// isForwarded reports whether a port of the container leads to a TCP port of the guest.
 func (r *run) isForwarded(port int32) bool {
 	return slices.ContainsFunc(r.description.Forwards, func(f description.Forward) bool { return f.Protocol == control.TCP && f.Port == port })
 }
 
-// controlled is the machine as others control it.
-type controlled struct {
+// controlledMachine is the machine for clients of the control port.
+type controlledMachine struct {
 	*supervisor.Supervisor
 
 	run *run
 }
 
-// Probe implements control.Machine. A kubelet's probe reaches the same ports.
-func (c controlled) Probe(ctx context.Context, port int32) error {
+// Probe implements control.Machine. It refuses ports that are not forwarded, as a kubelet's probe could not reach them either.
+func (c controlledMachine) Probe(ctx context.Context, port int32) error {
 	if c.HasStarted() && !c.IsStopping() && !c.run.isForwarded(port) {
 		return failure.ErrUnknown
 	}
 	return c.Supervisor.Probe(ctx, port)
 }
 
-// probePort returns nil once the guest of the program that runs the machine has answered at a port.
+// probePort asks the process that runs the machine to probe a port of the guest.
 func (r *run) probePort(ctx context.Context, port int32) error {
 	if !r.isForwarded(port) {
-		return fmt.Errorf("no TCP port %d is in forwards", port)
+		return fmt.Errorf("forwards of the description lacks TCP port %d", port)
 	}
 	dial := func(ctx context.Context) (net.Conn, error) { return r.machine.DialSocket(ctx, probeSocket) }
 	err := control.NewLocalClient("", dial).Probe(ctx, port)
@@ -167,9 +167,9 @@ func (r *run) probePort(ctx context.Context, port int32) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("port %d of the guest took no connection: %w", port, ctx.Err())
+		return fmt.Errorf("port %d of the guest accepted no connection: %w", port, ctx.Err())
 	case errors.Is(err, failure.ErrUnreachable):
-		return failure.ErrNoAnswer // the machine serves probes once its guest runs
+		return failure.ErrNoAnswer // the guest does not run yet, so probes are not served
 	}
 	return err
 }

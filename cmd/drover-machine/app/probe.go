@@ -18,12 +18,12 @@ import (
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
-// probeCommand is the first argument of a program that probes the guest of another one in the
-// same container.
+// probeCommand is the first argument of a process that probes the guest, in the same container as
+// the process that runs the machine.
 const probeCommand = "probe"
 
-// defaultProbe is the default of a kubelet too.
-const defaultProbe = time.Second
+// defaultTimeout is the same as a kubelet's default.
+const defaultTimeout = time.Second
 
 // mainProbe probes a port of the guest, and returns the exit code of the program.
 func mainProbe(arguments []string) int {
@@ -36,24 +36,24 @@ func mainProbe(arguments []string) int {
 	return 1
 }
 
-// probeDescribed probes the port that the arguments name, or the one of a file, or whether the guest
-// runs.
+// probeDescribed probes the port that the arguments or a readiness file name, or checks whether the
+// guest runs.
 func probeDescribed(ctx context.Context, arguments []string) error {
 	var o options
 	flags := flag.NewFlagSet("drover-machine probe", flag.ContinueOnError)
-	o.addPlaces(flags)
-	within := flags.Duration("timeout", defaultProbe, "how long the guest may take to answer, or to run")
+	o.addPathFlags(flags)
+	timeout := flags.Duration("timeout", defaultTimeout, "how long the guest may take to answer, or to run")
 	readiness := flags.String("readiness", "", "file with port and timeoutSeconds, in YAML or JSON, in place of the arguments; if it is empty, the guest is ready")
 	started := flags.Bool("started", false, "whether the guest runs, in place of a port: its disks are made and QEMU is started")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
 	if *started {
-		ctx, cancel := context.WithTimeout(ctx, *within)
+		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		return o.probeStarted(ctx, flags.NArg() > 0 || *readiness != "")
+		return o.waitStarted(ctx, flags.NArg() > 0 || *readiness != "")
 	}
-	port, err := portOf(flags.Args(), *readiness, within)
+	port, err := findPort(flags.Args(), *readiness, timeout)
 	if err != nil || port == 0 {
 		return err
 	}
@@ -61,21 +61,21 @@ func probeDescribed(ctx context.Context, arguments []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, *within)
+	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
 	return newRun(d, o, logr.Discard()).probePort(ctx, port)
 }
 
-// startedPeriod is how often probeStarted looks.
-const startedPeriod = 50 * time.Millisecond
+// startedInterval is the interval between two checks of waitStarted.
+const startedInterval = 50 * time.Millisecond
 
-// probeStarted waits until the guest runs. That costs a node which starts many machines less than to execute
-// the program again and again.
-func (o *options) probeStarted(ctx context.Context, hasPort bool) error {
+// waitStarted waits until the guest runs. For a node that starts many machines, one waiting process is cheaper than
+// a kubelet that executes the probe repeatedly.
+func (o *options) waitStarted(ctx context.Context, hasPort bool) error {
 	if hasPort {
-		return errors.New("with -started there must be no port and no -readiness")
+		return errors.New("-started excludes a port and -readiness")
 	}
-	ticker := time.NewTicker(startedPeriod)
+	ticker := time.NewTicker(startedInterval)
 	defer ticker.Stop()
 	for {
 		_, err := os.Stat((&run{options: *o}).startedFile())
@@ -90,23 +90,23 @@ func (o *options) probeStarted(ctx context.Context, hasPort bool) error {
 	}
 }
 
-// portOf returns the port to probe, 0 if the file asks for none. The file has the time as well.
-func portOf(arguments []string, file string, within *time.Duration) (int32, error) {
+// findPort returns the port to probe, 0 if the readiness file is empty. The file also sets timeout.
+func findPort(arguments []string, file string, timeout *time.Duration) (int32, error) {
 	if file == "" {
 		if len(arguments) == 1 {
 			if port, err := strconv.ParseUint(arguments[0], 10, 16); err == nil && port > 0 {
 				return int32(port), nil
 			}
 		}
-		return 0, fmt.Errorf("the arguments are %q: there must be one, a TCP port of the guest", arguments)
+		return 0, fmt.Errorf("the arguments are %q, and must be one TCP port of the guest", arguments)
 	}
 	if len(arguments) > 0 {
-		return 0, fmt.Errorf("the arguments are %q: with -readiness there must be none", arguments)
+		return 0, fmt.Errorf("the arguments are %q: -readiness excludes arguments", arguments)
 	}
 	r, err := description.ReadReadiness(file)
 	if err != nil || r == nil {
 		return 0, err
 	}
-	*within = time.Duration(r.TimeoutSeconds) * time.Second
+	*timeout = time.Duration(r.TimeoutSeconds) * time.Second
 	return r.Port, nil
 }

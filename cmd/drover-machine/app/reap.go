@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childInfo is siginfo_t of Linux for an ended child.
+// childInfo is Linux's siginfo_t for a child that has ended.
 type childInfo struct {
 	_   [4]int32
 	pid int32
 	_   [108]byte
 }
 
-// reapOrphans waits for children that this program did not start: a container's first process
-// gets those whose parents have ended, as of kubectl exec. That of QEMU is left to the waiter
-// that the program has for it: once it has ended, so does the program.
+// reapOrphans reaps children that this program did not start: a container's first process becomes
+// the parent of orphans, such as of kubectl exec. It leaves QEMU to proc.Wait. Once QEMU has ended,
+// this program ends too, so reapOrphans stops there.
 func reapOrphans(ctx context.Context, qemu int) {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, unix.SIGCHLD)
@@ -38,8 +38,8 @@ func reapOrphans(ctx context.Context, qemu int) {
 	}
 }
 
-// endedChild returns a child that has ended and that no caller has waited for, 0 for none. It
-// leaves the child as it is.
+// endedChild returns the process ID of a zombie child, 0 if there is none. It does not reap the
+// child.
 func endedChild() int {
 	var info childInfo
 	_, _, errno := unix.Syscall6(unix.SYS_WAITID, unix.P_ALL, 0, uintptr(unsafe.Pointer(&info)), //nolint:gosec // a system call

@@ -27,8 +27,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// errStopped is why a start was cut short.
-var errStopped = errors.New("the program was to stop before the guest ran")
+// errStopped means that a signal has interrupted the start.
+var errStopped = errors.New("a stop was requested before the guest ran")
 
 // run is one run of the machine.
 type run struct {
@@ -37,14 +37,14 @@ type run struct {
 	options options
 	machine machine.Machine
 	log     logr.Logger
-	output  *output
-	// supervisor follows QEMU. It answers before that is started.
+	output  *outputBuffer
+	// supervisor follows QEMU. It answers calls before QEMU is started.
 	supervisor *supervisor.Supervisor
-	// progress is the progress of the disk that is being made.
+	// progress is the progress of the image that is being copied.
 	progress progress
-	// stallWithin is how long a fetch may go without any data.
+	// stallWithin is how long a download may receive no data.
 	stallWithin time.Duration
-	found       found
+	found       foundDisks
 }
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
@@ -53,7 +53,7 @@ func newRun(d description.Machine, o options, log logr.Logger) *run {
 	return r
 }
 
-// newSupervisor makes the supervisor, with the edge of the guest's network.
+// newSupervisor makes the supervisor, and opens the guest's network.
 func (r *run) newSupervisor(ctx context.Context) error {
 	network, err := r.openNetwork(ctx)
 	if err != nil {
@@ -61,12 +61,12 @@ func (r *run) newSupervisor(ctx context.Context) error {
 	}
 	r.supervisor = supervisor.New(supervisor.Options{
 		Network: network, Disks: r.describedSizes(), GracePeriod: time.Duration(r.description.GracePeriodSeconds) * time.Second,
-		Progress: r.progress.copied, Clock: clock.RealClock{}, Log: r.log,
+		CopyProgress: r.progress.copied, Clock: clock.RealClock{}, Log: r.log,
 	})
 	return nil
 }
 
-// describedSizes returns the sizes that the description has for disks that can grow.
+// describedSizes returns the described sizes of the disks that can grow, by QEMU's node names.
 func (r *run) describedSizes() map[string]int64 {
 	sizes := map[string]int64{}
 	if r.description.RootDisk != nil {
@@ -80,8 +80,8 @@ func (r *run) describedSizes() map[string]int64 {
 	return sizes
 }
 
-// runFolder makes the temporary files of a machine. A container's folder is gone after a power
-// cut, so no file waits for the disk.
+// runFolder makes the temporary files of a machine. It never syncs files, since the folder of a
+// container does not outlive a power cut.
 type runFolder struct{ atomicfile.Folder }
 
 // Temp implements machine.Staging.
@@ -92,30 +92,28 @@ func (f runFolder) ReplaceVolatile(path string, content []byte) error {
 	return f.Replace(path, content, 0o600, nil)
 }
 
-// found are the disks that were found or made until now.
-type found struct {
+// foundDisks are the disks that were found or made so far.
+type foundDisks struct {
 	mu    sync.Mutex
 	disks disks
 }
 
-// addDisks changes what was found.
-func (f *found) addDisks(change func(*disks)) {
+func (f *foundDisks) addDisks(add func(*disks)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	change(&f.disks)
+	add(&f.disks)
 }
 
-// allDisks returns what was found.
-func (f *found) allDisks() disks {
+func (f *foundDisks) allDisks() disks {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return disks{f.disks.Root, slices.Clone(f.disks.Volumes)}
 }
 
-// runMachine starts the machine and stays until its guest has ended. An error means that the
+// runMachine starts the machine, and returns when its guest has ended. An error means that the
 // guest never ran.
-func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end, error) {
-	ctx, cancel := context.WithCancel(program)
+func (r *run) runMachine(programCtx context.Context, signals <-chan os.Signal) (end, error) {
+	ctx, cancel := context.WithCancel(programCtx)
 	defer cancel()
 	starting, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
@@ -123,12 +121,13 @@ func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end
 		<-signals
 		r.beginStop(ctx)
 		interrupt(errStopped)
-		// A person is in a hurry. Container engines may send SIGTERM again, as after a restart.
+		// A second interrupt is from a person in a hurry. A second SIGTERM means nothing: container
+		// engines may repeat it, such as after their restart.
 		for <-signals != os.Interrupt { //nolint:revive // only waits
 		}
 		r.supervisor.Force("it was interrupted again")
 	}()
-	if err := r.serveControl(program); err != nil { // who reads the console learns of its end
+	if err := r.serveControl(programCtx); err != nil { // not ctx: readers of the console receive the last output after it
 		return end{}, err
 	}
 	qemu, err := r.startQEMU(starting)
@@ -146,20 +145,21 @@ func (r *run) runMachine(program context.Context, signals <-chan os.Signal) (end
 		if starting.Err() != nil {
 			err = errStopped
 		}
-		return end{}, errors.Join(qemu.explainStart(err), r.machine.Quit(ctx))
+		return end{}, errors.Join(qemu.explainStartError(err), r.machine.Quit(ctx))
 	}
-	go r.typeIn(ctx)
+	go r.copyInput(ctx)
 	finished, err := r.supervisor.Run(ctx)
 	switch {
 	case finished.Reason == machine.EndKilled && finished.Output != "":
 		finished.Message += ": " + finished.Output
 	case finished.Message == supervisor.TooLate:
-		finished.Message = fmt.Sprintf("the guest did not shut down within %d s, less what QEMU needs to end", r.supervisor.CurrentGracePeriod()/time.Second)
+		finished.Message = fmt.Sprintf("the guest did not shut down within %d s, less the time that QEMU needs to end", r.supervisor.CurrentGracePeriod()/time.Second)
 	}
 	return end{Reason: finished.Reason, Message: finished.Message}, err
 }
 
-// startGuest resumes the guest of a QEMU that was started, unless the program is to stop.
+// startGuest attaches the supervisor to QEMU, opens the ports, and resumes the guest. starting ends if a stop is
+// requested.
 func (r *run) startGuest(ctx, starting context.Context, qemu *child) error {
 	ends, err := r.dialEnds(starting)
 	if err != nil {
@@ -175,23 +175,23 @@ func (r *run) startGuest(ctx, starting context.Context, qemu *child) error {
 		return err
 	}
 	if err := os.WriteFile(r.startedFile(), nil, 0o600); err != nil {
-		r.log.Error(err, "Probes will not find that the guest runs")
+		r.log.Error(err, "Startup probes fail, though the guest runs")
 	}
 	return nil
 }
 
-// dialEnds connects to a QEMU that was started.
+// dialEnds connects to the sockets of QEMU.
 func (r *run) dialEnds(ctx context.Context) (ends supervisor.Ends, err error) {
-	for socket, to := range map[string]*net.Conn{machine.EventsSocket: &ends.Monitor, machine.SerialSocket: &ends.Serial, machine.AgentSocket: &ends.Agent, machine.NetworkSocket: &ends.Network} {
-		if *to, err = r.machine.DialSocket(ctx, socket); err != nil {
+	for socket, conn := range map[string]*net.Conn{machine.EventsSocket: &ends.Monitor, machine.SerialSocket: &ends.Serial, machine.AgentSocket: &ends.Agent, machine.NetworkSocket: &ends.Network} {
+		if *conn, err = r.machine.DialSocket(ctx, socket); err != nil {
 			return ends, err
 		}
 	}
 	return ends, nil
 }
 
-// beginStop has the guest shut down, and writes the termination message of a program that is killed before
-// the guest has.
+// beginStop makes the guest shut down. It writes a termination message now, in case this program is killed before
+// the guest has ended.
 func (r *run) beginStop(ctx context.Context) {
 	killed := end{Reason: endNotStarted, Message: errStopped.Error(), StopRequested: true, Disks: r.found.allDisks()}
 	if r.supervisor.HasStarted() {
@@ -204,19 +204,19 @@ func (r *run) beginStop(ctx context.Context) {
 	}
 }
 
-// startedFile is there once the guest runs.
+// startedFile returns the path of a file that exists once the guest runs. Probes look for it.
 func (r *run) startedFile() string { return filepath.Join(r.options.runFolder, "started") }
 
-func (r *run) typeIn(ctx context.Context) {
+func (r *run) copyInput(ctx context.Context) {
 	if err := r.supervisor.TypeFrom(ctx, os.Stdin); err != nil && ctx.Err() == nil {
 		r.log.Info("Standard input does not reach the guest any more", "cause", err.Error())
 	}
 }
 
-// startQEMU starts QEMU with the guest still halted. It makes the disk if there is none yet.
+// startQEMU makes missing disks, and starts QEMU with the guest halted.
 func (r *run) startQEMU(ctx context.Context) (*child, error) {
 	if err := os.MkdirAll(r.options.runFolder, 0o700); err != nil {
-		return nil, fmt.Errorf("--run-folder must be a folder that can be written to: %w", err)
+		return nil, fmt.Errorf("--run-folder must be a writable folder: %w", err)
 	}
 	runLock, err := r.machine.ClaimRun()
 	if err != nil {
@@ -241,31 +241,31 @@ func (r *run) startQEMU(ctx context.Context) (*child, error) {
 		return nil, err
 	}
 	defer func() { _ = write.Close() }()
-	ended, err := r.machine.Start(ctx, program, config, files, runLock, func() {})
+	exited, err := r.machine.Start(ctx, program, config, files, runLock, func() {})
 	if err != nil {
 		return nil, err
 	}
 	r.logStart(config)
-	return &child{r.machine, ended, config.Accel}, nil
+	return &child{r.machine, exited, config.Accel}, nil
 }
 
-// openOutput makes the pipe by which the guest prints.
+// openOutput makes the pipe for the guest's output, and copies it to standard output.
 func (r *run) openOutput() (write *os.File, err error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	r.output, r.machine.Output = newOutput(os.Stdout), write
+	r.output, r.machine.Output = newOutputBuffer(os.Stdout), write
 	go r.output.copyFrom(read)
 	return write, nil
 }
 
 func (r *run) newProgram() (*machine.Program, error) {
-	users, err := launch.NewUsers("", "") // a container has no other
+	users, err := launch.NewUsers("", "") // QEMU runs as the user of the container
 	return &machine.Program{Name: machine.DefaultProgram, Users: users, Log: r.log}, err
 }
 
-// prepareMachine makes what the machine needs, and opens the files that QEMU is to get.
+// prepareMachine makes the disks and the seed, opens QEMU's files, and returns QEMU's configuration.
 func (r *run) prepareMachine(ctx context.Context, program *machine.Program, files *launch.Files) (launch.MachineConfig, error) {
 	accelerator, err := machine.NewAccelerator(r.description.Accelerator, program, clock.RealClock{}, r.log).Choose(ctx)
 	if err != nil {
@@ -297,7 +297,7 @@ func (r *run) prepareMachine(ctx context.Context, program *machine.Program, file
 // openKernel opens the files of a kernel that is booted directly.
 func (r *run) openKernel(files *launch.Files) (*launch.Kernel, error) {
 	if r.description.Kernel == nil {
-		return nil, nil //nolint:nilnil // Nil stands for the image that the disk has.
+		return nil, nil //nolint:nilnil // The machine boots from its disk.
 	}
 	image, err := diskimage.OpenRegular(r.description.Kernel.File, true)
 	if err != nil {
@@ -315,19 +315,19 @@ func (r *run) openKernel(files *launch.Files) (*launch.Kernel, error) {
 	return opened, nil
 }
 
-// readSeed reads what cloud-init gets.
+// readSeed reads the files for cloud-init.
 func (r *run) readSeed() (machine.Seed, error) {
 	seed := machine.Seed{InstanceID: r.description.UUID, Hostname: r.description.Name}
 	if r.description.CloudInit == "" {
 		return seed, nil
 	}
 	var keys string
-	for name, to := range map[string]*string{"user-data": &seed.UserData, "network-data": &seed.NetworkData, "ssh-keys": &keys} {
+	for name, field := range map[string]*string{"user-data": &seed.UserData, "network-data": &seed.NetworkData, "ssh-keys": &keys} {
 		content, err := description.ReadLimited(filepath.Join(r.description.CloudInit, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return seed, fmt.Errorf("cloudInit: %w", err)
 		}
-		*to = string(content)
+		*field = string(content)
 	}
 	for line := range strings.Lines(keys) {
 		if key := strings.TrimSpace(line); key != "" {
@@ -337,7 +337,7 @@ func (r *run) readSeed() (machine.Seed, error) {
 	return seed, nil
 }
 
-// logStart says on which accelerator the machine runs, and which privileges could not be taken from its QEMU.
+// logStart logs the machine's accelerator, and how its QEMU is confined.
 func (r *run) logStart(c launch.MachineConfig) {
 	confinement := "unknown"
 	if found, err := r.machine.FindConfinement(); err == nil && found != nil {

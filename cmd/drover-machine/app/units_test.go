@@ -88,7 +88,7 @@ func TestImageSize(t *testing.T) {
 	} {
 		c.disk.Image, c.disk.Folder = image, t.TempDir()
 		path := filepath.Join(c.disk.Folder, "copy")
-		_, copied := (&run{}).fillDisk(t.Context(), &c.disk, path)
+		_, copied := (&run{}).copyImageTo(t.Context(), &c.disk, path)
 		files := &launch.Files{}
 		_, stacked := openOverlay(&c.disk, files)
 		files.Close()
@@ -116,7 +116,7 @@ func TestSlowReader(t *testing.T) {
 	t.Parallel()
 	from, guest := io.Pipe()
 	to := &blockedWriter{opened: make(chan struct{})}
-	o := newOutput(to)
+	o := newOutputBuffer(to)
 	go o.copyFrom(from)
 	printed := bytes.Repeat([]byte("0123456789abcdef"), 4*maxUnread/16)
 	if _, err := guest.Write(printed); err != nil { // a pipe of package io takes nothing that is not read

@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// exitDoctorUsage is the exit code of doctor for wrong flags: 1 means that it has found something.
+// exitDoctorUsage is the exit code of doctor for wrong flags. Exit code 1 means that doctor has found an error.
 const exitDoctorUsage = 2
 
 type doctorOptions struct {
@@ -35,10 +35,10 @@ type doctorOptions struct {
 	output          kit.JSONFlag
 }
 
-// NewDoctorCommand returns the verb doctor.
+// NewDoctorCommand returns the command doctor.
 func NewDoctorCommand(o *kit.Options) *cobra.Command {
 	d := &doctorOptions{Options: o}
-	usage := func(err error) error {
+	asUsageError := func(err error) error {
 		if err == nil {
 			return nil
 		}
@@ -55,18 +55,18 @@ func NewDoctorCommand(o *kit.Options) *cobra.Command {
 			"\"drover doctor\" checks much more.",
 		Example: o.FormatExamples("doctor", "doctor -o json"),
 		Args: func(cmd *cobra.Command, args []string) error {
-			return usage(cobra.NoArgs(cmd, args))
+			return asUsageError(cobra.NoArgs(cmd, args))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := d.output.Check(); err != nil {
-				return usage(err)
+				return asUsageError(err)
 			}
 			return d.checkCluster(cmd.Context())
 		},
 	}
 	d.output.AddFlag(cmd, "output format: json")
 	cmd.Flags().StringVar(&d.droverNamespace, "drover-namespace", "drover-system", "namespace of Drover, which has its Lease")
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return asUsageError(err) })
 	return cmd
 }
 
@@ -82,14 +82,14 @@ func (d *doctorOptions) checkCluster(ctx context.Context) error {
 	if d.output.IsSet() {
 		err = printable.JSON(d.Out, findings.NewReport(found))
 	} else {
-		s := kit.ScreenOf(d.Out)
+		s := kit.TerminalOf(d.Out)
 		if !s.IsTerminal {
 			s.Width = 80
 		}
 		err = findings.Print(d.Out, found, findings.Style{Width: min(s.Width, kit.ReadableWidth), Color: s.HasColors})
 	}
 	if err == nil && findings.Worst(found) == findings.LevelError {
-		return &kit.ExitError{Code: 1} // what there is to say has been printed
+		return &kit.ExitError{Code: 1} // the findings have been printed
 	}
 	return err
 }
@@ -127,7 +127,7 @@ func judgeServer(f serverFacts) []findings.Finding {
 	return oneFinding(findings.OK("Kubernetes %s at %s", f.version, f.url))
 }
 
-// isAway reports whether no API server has answered, which another check reports.
+// isAway reports whether the API server has not answered. The check of the API server reports this.
 func isAway(err error) bool {
 	_, found := errors.AsType[*url.Error](err)
 	return found
@@ -157,47 +157,47 @@ func judgeCRD(f crdFacts) []findings.Finding {
 	case f.err != nil:
 		return oneFinding(findings.Warning("the API %s cannot be read: %v", group, f.err).Means("Whether Drover is installed is unknown."))
 	case !f.served:
-		return oneFinding(findings.Error("this cluster does not know VirtualMachines").Means("Drover is not installed in it.").
+		return oneFinding(findings.Error("this cluster does not know VirtualMachines").Means("Drover is not installed in this cluster.").
 			FixedBy("install Drover (docs/cluster.md), or name another cluster with --context"))
 	case f.missing != "":
 		return oneFinding(findings.Warning("the API %s of the cluster has no %s", group, f.missing).
-			Means("The cluster's Drover is older than this program, which may offer what that does not know.").FixedBy("upgrade Drover, its CRD first"))
+			Means("The cluster's Drover is older than this program, which may offer fields that this Drover does not know.").FixedBy("upgrade Drover, its CRD first"))
 	}
 	return oneFinding(findings.OK("VirtualMachines %s, this program's version or newer", group))
 }
 
 type controllerFacts struct {
-	program   string // as which this one runs
-	where     string // the Lease
+	program   string // the command with which the user calls this program
+	leaseName string // with the namespace
 	lease     *coordinationv1.Lease
 	forbidden bool
 	err       error
 	now       time.Time
 }
 
-// gatherController follows the cluster's claim to the Lease of the controller that leads, or
-// else looks where that usually is.
+// gatherController reads the Lease of the controller that leads. The cluster's claim names this Lease.
+// Without a claim, gatherController reads the Lease with the usual name.
 func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
-	f := controllerFacts{program: d.Program, where: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
+	f := controllerFacts{program: d.Program, leaseName: d.droverNamespace + "/drover-controller", now: d.Clock.Now()}
 	c, err := d.NewGroupClient("/apis", coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
 	if err != nil {
 		f.err = err
 		return f
 	}
-	get := func(where string) (*coordinationv1.Lease, error) {
-		namespace, name, _ := strings.Cut(where, "/")
+	get := func(qualifiedName string) (*coordinationv1.Lease, error) {
+		namespace, name, _ := strings.Cut(qualifiedName, "/")
 		lease := &coordinationv1.Lease{}
 		return lease, c.Get().Namespace(namespace).Resource("leases").Name(name).Do(ctx).Into(lease)
 	}
 	claim, err := get("kube-system/drover-leader")
 	if err == nil && claim.Spec.HolderIdentity != nil && strings.Contains(*claim.Spec.HolderIdentity, "/") {
-		f.where = *claim.Spec.HolderIdentity
+		f.leaseName = *claim.Spec.HolderIdentity
 	}
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
 		f.err = err
 		return f
 	}
-	lease, err := get(f.where)
+	lease, err := get(f.leaseName)
 	switch {
 	case apierrors.IsForbidden(err):
 		f.forbidden = true
@@ -211,17 +211,17 @@ func (d *doctorOptions) gatherController(ctx context.Context) controllerFacts {
 }
 
 func judgeController(f controllerFacts) []findings.Finding {
-	const unattended = "VMs are not looked after: nothing that you change takes effect."
+	const unattended = "Drover does not act on VMs: your changes have no effect."
 	switch {
 	case isAway(f.err):
 		return nil
 	case f.err != nil:
-		return oneFinding(findings.Warning("the Lease %s cannot be read: %v", f.where, f.err).Means("Whether the controller runs is unknown."))
+		return oneFinding(findings.Warning("the Lease %s cannot be read: %v", f.leaseName, f.err).Means("Whether the controller runs is unknown."))
 	case f.forbidden:
-		return oneFinding(findings.Note("you may not read the Lease %s", f.where).
-			Means("Whether the controller runs cannot be seen from it. A VM that the controller has not observed for a while says so: %s explain NAME.", f.program))
+		return oneFinding(findings.Note("you may not read the Lease %s", f.leaseName).
+			Means("So this check cannot see whether the controller runs. %s explain NAME tells if the controller has not seen a VM for a while.", f.program))
 	case f.lease == nil, f.lease.Spec.HolderIdentity == nil, *f.lease.Spec.HolderIdentity == "", f.lease.Spec.RenewTime == nil:
-		return oneFinding(findings.Error("no controller has the Lease %s", f.where).Means(unattended).
+		return oneFinding(findings.Error("no controller has the Lease %s", f.leaseName).Means(unattended).
 			FixedBy("start drover-controller; if it runs elsewhere, name its namespace with --drover-namespace"))
 	}
 	age := max(0, f.now.Sub(f.lease.Spec.RenewTime.Time))
@@ -229,7 +229,7 @@ func judgeController(f controllerFacts) []findings.Finding {
 	if s := f.lease.Spec.LeaseDurationSeconds; s != nil {
 		term = time.Duration(*s) * time.Second
 	}
-	text := fmt.Sprintf("%s leads, and renewed the Lease %s %s ago", *f.lease.Spec.HolderIdentity, f.where, duration.HumanDuration(age))
+	text := fmt.Sprintf("%s leads, and renewed the Lease %s %s ago", *f.lease.Spec.HolderIdentity, f.leaseName, duration.HumanDuration(age))
 	if age > term+clockSlack {
 		return oneFinding(findings.Error("%s", text).Means("%s", unattended).
 			FixedBy("look at the pods of drover-controller; if your clock is wrong by %s, set it", duration.HumanDuration(age)))
@@ -237,12 +237,12 @@ func judgeController(f controllerFacts) []findings.Finding {
 	return oneFinding(findings.OK("%s", text))
 }
 
-// clockSlack allows for a clock here that is ahead of the controller's.
+// clockSlack is how much this computer's clock may be ahead of the controller's clock.
 const clockSlack = 15 * time.Second
 
 type streamsFacts struct {
-	host string // "" if it was not found
-	err  error  // why they cannot be reached
+	host string // the server of streams, "" if it was not found
+	err  error  // why the server cannot be reached
 }
 
 func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
@@ -267,16 +267,16 @@ func (d *doctorOptions) gatherStreams(ctx context.Context) streamsFacts {
 }
 
 func judgeStreams(f streamsFacts) []findings.Finding {
-	const without = "Consoles, logs, commands and port-forward work only for VMs that are pods; everything else works."
+	const meaning = "Consoles, logs, commands and port-forward work only for VMs that are pods; everything else works."
 	switch unknown := f.host == ""; {
 	case unknown && isAway(f.err):
 		return nil
 	case unknown && apierrors.IsNotFound(f.err):
-		return oneFinding(findings.Note("%v", f.err).Means(without))
+		return oneFinding(findings.Note("%v", f.err).Means(meaning))
 	case unknown && apierrors.IsForbidden(f.err):
-		return oneFinding(findings.Warning("%v", f.err).Means(without).FixedBy("apply Drover's RBAC, which lets every user read the ConfigMap"))
+		return oneFinding(findings.Warning("%v", f.err).Means(meaning).FixedBy("apply Drover's RBAC, which lets every user read the ConfigMap"))
 	case f.err != nil:
-		return oneFinding(findings.Warning("consoles and logs cannot be reached: %v", f.err).Means(without).
+		return oneFinding(findings.Warning("consoles and logs cannot be reached: %v", f.err).Means(meaning).
 			FixedBy("check the network and the Service of the streams"))
 	}
 	return oneFinding(findings.OK("consoles and logs are served at %s", f.host))

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 	"cloudnative.tw/drover/cmd/kubectl-vm/kittest"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/framework"
 )
 
 // TestDoctorJudgements checks each check's good and bad branches.
@@ -30,7 +31,7 @@ func TestDoctorJudgements(t *testing.T) {
 		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &renewed, LeaseDurationSeconds: new(int32(15))}}
 	}
 	led := func(l *coordinationv1.Lease) []findings.Finding {
-		return judgeController(controllerFacts{where: "drover-system/drover-controller", lease: l, now: kittest.Now})
+		return judgeController(controllerFacts{leaseName: "drover-system/drover-controller", lease: l, now: kittest.Now})
 	}
 	configMaps := corev1.Resource("configmaps")
 	const ok, note, warning, mistaken = findings.LevelOK, findings.LevelNote, findings.LevelWarning, findings.LevelError
@@ -72,7 +73,7 @@ func TestDoctorJudgements(t *testing.T) {
 func TestDoctorWithoutServer(t *testing.T) {
 	t.Parallel()
 	o, out := kittest.NewOptions()
-	address, namespace := "https://127.0.0.1:1", "default"
+	address, namespace := "https://"+framework.FreeAddress(t), "default"
 	o.Config.APIServer, o.Config.Namespace = &address, &namespace
 	err := (&doctorOptions{Options: o, droverNamespace: "drover-system"}).checkCluster(t.Context())
 	exit, found := errors.AsType[*kit.ExitError](err)

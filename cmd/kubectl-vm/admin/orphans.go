@@ -24,14 +24,14 @@ import (
 // serversOptions has the flags and the client that the verbs orphans and retained share.
 type serversOptions struct {
 	*kit.Options
-	output    kit.JSONFlag
-	yes, wait bool
-	timeout   time.Duration
-	warned    bool
-	client    *streams.Client // nil before the first look, and after one that failed
+	output       kit.JSONFlag
+	yes, wait    bool
+	timeout      time.Duration
+	skipsWarning bool            // about engines that do not answer: after the first answer, and for completion
+	client       *streams.Client // nil before the first request, and after a failed request
 }
 
-// NewOrphansCommand returns the verbs orphans list and orphans delete.
+// NewOrphansCommand returns the commands orphans list and orphans delete.
 func NewOrphansCommand(o *kit.Options) *cobra.Command {
 	s := &serversOptions{Options: o}
 	remove := &cobra.Command{
@@ -57,7 +57,7 @@ func NewOrphansCommand(o *kit.Options) *cobra.Command {
 	}, s.newListCommand("Show the servers that no VM owns", "orphans list", s.listOrphans), remove)
 }
 
-// NewRetainedCommand returns the verb retained list.
+// NewRetainedCommand returns the command retained list.
 func NewRetainedCommand(o *kit.Options) *cobra.Command {
 	s := &serversOptions{Options: o}
 	return kit.NewVerbGroup(&cobra.Command{
@@ -79,7 +79,7 @@ func (s *serversOptions) newListCommand(short, example string, listServers func(
 	return cmd
 }
 
-// requireUIDs checks that a server is named.
+// requireUIDs checks that at least one server is named.
 func requireUIDs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return fmt.Errorf("no UID is given: %s list shows them", cmd.Parent().CommandPath())
@@ -88,26 +88,26 @@ func requireUIDs(cmd *cobra.Command, args []string) error {
 }
 
 func (s *serversOptions) listOrphans(ctx context.Context) error {
-	look, err := s.lookAtServers(ctx)
+	snapshot, err := s.readServersAndOwners(ctx)
 	if err != nil {
 		return err
 	}
-	return s.printServers(look.Orphans(), servers.ByUID, servers.NoOrphans)
+	return s.printServers(snapshot.Orphans(), servers.ByUID, servers.NoOrphans)
 }
 
 func (s *serversOptions) listRetained(ctx context.Context) error {
-	look, err := s.readServers(ctx)
+	snapshot, err := s.readServers(ctx)
 	if err != nil {
 		return err
 	}
-	return s.printServers(look.Retained(), servers.ByID, servers.NoRetained)
+	return s.printServers(snapshot.Retained(), servers.ByID, servers.NoRetained)
 }
 
 func (s *serversOptions) printServers(all []servers.Server, key servers.Key, none string) error {
-	switch err := s.output.Check(); {
-	case err != nil:
+	if err := s.output.Check(); err != nil {
 		return err
-	case s.output.IsSet():
+	}
+	if s.output.IsSet() {
 		return servers.PrintJSON(s.Out, all)
 	}
 	return servers.PrintTable(s.Out, all, key, s.Clock.Now(), none)
@@ -117,7 +117,7 @@ func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error
 	if s.timeout <= 0 {
 		return fmt.Errorf("--timeout is %s: it must be positive", s.timeout)
 	}
-	remover := servers.Remover{Look: s.lookAtServers, Out: s.Out, Clock: s.Clock, Program: s.Program}
+	remover := servers.Remover{Read: s.readServersAndOwners, Out: s.Out, Clock: s.Clock, Program: s.Program}
 	if !s.yes {
 		remover.Confirm = s.AskUser
 	}
@@ -127,31 +127,31 @@ func (s *serversOptions) removeOrphans(ctx context.Context, uids []string) error
 	return remover.Remove(ctx, uids)
 }
 
-// lookAtServers reads the engines first and the API live after, so that a VM that was created meanwhile
-// counts as an owner.
-func (s *serversOptions) lookAtServers(ctx context.Context) (*servers.Look, error) {
-	look, err := s.readServers(ctx)
+// readServersAndOwners reads the servers of the engines, and after that the VMs, live from the API. So the owner of a new
+// server is never missing.
+func (s *serversOptions) readServersAndOwners(ctx context.Context) (*servers.Snapshot, error) {
+	snapshot, err := s.readServers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if look.Owners, err = vms.ReadUIDs(ctx, s.Options); err != nil {
+	if snapshot.Owners, err = vms.ReadUIDs(ctx, s.Options); err != nil {
 		return nil, err
 	}
-	look.Core, err = s.Core()
-	return look, err
+	snapshot.Core, err = s.Core() // with which a Remover approves removals
+	return snapshot, err
 }
 
-// maxServers limits what a controller answers, in bytes.
+// maxServers is the largest answer of a controller, in bytes.
 const maxServers = 64 << 20
 
 // readServers asks a controller for all servers.
-func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error) {
+func (s *serversOptions) readServers(ctx context.Context) (*servers.Snapshot, error) {
 	body, err := s.openServers(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = body.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(body, maxServers)) // to its end, or the connection is not used again
+	raw, err := io.ReadAll(io.LimitReader(body, maxServers)) // reads until EOF, so that the connection can be reused
 	if err != nil {
 		return nil, fmt.Errorf("read the servers: %w", err)
 	}
@@ -159,11 +159,11 @@ func (s *serversOptions) readServers(ctx context.Context) (*servers.Look, error)
 	if err := json.Unmarshal(raw, &list); err != nil {
 		return nil, fmt.Errorf("read the servers: %w", err)
 	}
-	return s.lookOf(list), nil
+	return s.snapshotOf(list), nil
 }
 
-// openServers keeps the client, and so its connection, for the next look. After a failure the
-// servers may be served elsewhere.
+// openServers requests the list of servers. It keeps the client, and so its connection, for the next request.
+// After a failure it drops the client, since the address of streams may have changed.
 func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error) {
 	if s.client == nil {
 		config, err := s.RESTConfig()
@@ -182,38 +182,38 @@ func (s *serversOptions) openServers(ctx context.Context) (io.ReadCloser, error)
 	return body, streams.Cause(err)
 }
 
-func (s *serversOptions) lookOf(list streamsapi.ServerList) *servers.Look {
-	look := &servers.Look{}
+func (s *serversOptions) snapshotOf(list streamsapi.ServerList) *servers.Snapshot {
+	snapshot := &servers.Snapshot{}
 	for _, d := range list.Drivers {
-		look.Drivers = append(look.Drivers, d.Driver)
+		snapshot.Drivers = append(snapshot.Drivers, d.Driver)
 		if d.Error != "" {
-			if !s.warned {
-				_, _ = fmt.Fprintf(s.ErrOut, "warning: the engine of driver %s does not answer, and its servers are missing here: %s\n", printable.Line(d.Driver), printable.Line(d.Error))
+			if !s.skipsWarning {
+				_, _ = fmt.Fprintf(s.ErrOut, "warning: the engine of driver %s does not answer, so its servers are missing here: %s\n", printable.Line(d.Driver), printable.Line(d.Error))
 			}
 			continue
 		}
-		look.Answered = append(look.Answered, servers.Engine{Driver: d.Driver, ID: d.EngineID})
-		for _, one := range d.Servers {
-			look.Servers = append(look.Servers, servers.Server{Driver: d.Driver, EngineID: d.EngineID, Server: one})
+		snapshot.Answered = append(snapshot.Answered, servers.Engine{Driver: d.Driver, ID: d.EngineID})
+		for _, server := range d.Servers {
+			snapshot.Servers = append(snapshot.Servers, servers.Server{Driver: d.Driver, EngineID: d.EngineID, Server: server})
 		}
 	}
-	s.warned = true
-	return look
+	s.skipsWarning = true
+	return snapshot
 }
 
 // completeOrphans proposes the UIDs of orphans.
 func (s *serversOptions) completeOrphans(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := kit.NewCompletionContext(cmd)
 	defer cancel()
-	s.warned = true
-	found, err := s.lookAtServers(ctx)
+	s.skipsWarning = true
+	snapshot, err := s.readServersAndOwners(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var all []string
-	for _, one := range found.Orphans() {
-		if id := servers.ByUID.Of(one); !slices.Contains(args, id) {
-			all = append(all, printable.Line(id)+"\t"+printable.Line(one.Namespace+"/"+one.Name))
+	for _, server := range snapshot.Orphans() {
+		if uid := string(server.UID); !slices.Contains(args, uid) {
+			all = append(all, printable.Line(uid)+"\t"+printable.Line(server.Namespace+"/"+server.Name))
 		}
 	}
 	return all, cobra.ShellCompDirectiveNoFileComp

@@ -1,10 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package advice explains each reason of a VirtualMachine: what it means, and which steps help.
+// Package advice explains each reason of a VirtualMachine: what the reason means, and which steps help.
 //
-// Start with For. Every reason that the API package exports has an entry in table.go, which a
-// test checks.
+// Start with Find. A test checks that every reason of the API package has an entry in table.go.
 package advice
 
 import (
@@ -14,19 +13,19 @@ import (
 	"strings"
 )
 
-// Need says which kind of help a reason needs before it ends.
+// Need says what has to happen before a VM loses a reason.
 type Need int
 
 const (
-	// Nothing is needed: the server is as the spec says.
+	// Nothing has to happen: the server is as the spec says.
 	Nothing Need = iota
-	// Time is all that is needed: the step is in progress, or is tried again.
+	// Time has to pass: the step is in progress, or Drover tries the step again.
 	Time
-	// Attention is needed if time did not help: the failure may be one of a moment, or last until
-	// a person removes its cause.
+	// Attention means that a user may have to act: the failure is transient, or lasts until a
+	// user removes its cause.
 	Attention
-	// Person means that a person has to act.
-	Person
+	// Action means that a user has to act.
+	Action
 )
 
 // Advice explains a reason.
@@ -36,19 +35,19 @@ type Advice struct {
 	Means string
 	// Do says what to do, in sentences. It is empty if there is nothing to do.
 	Do string
-	// ByDriver has additional steps for a driver, keyed by its name.
+	// ByDriver has additional steps, keyed by the name of the driver that needs them.
 	ByDriver map[string]string
 }
 
-// For returns the advice about a reason, and whether there is one. A later version of Drover may
-// have reasons that this one does not know.
-func For(reason string) (Advice, bool) {
+// Find returns the advice about a reason, and false if the reason is unknown: it may come from a
+// later version of Drover.
+func Find(reason string) (Advice, bool) {
 	a, ok := reasons[reason]
 	return a, ok
 }
 
-// All returns the reasons about which there is something to do, of VMs and then of events, each
-// in the order of the alphabet.
+// All returns the reasons that need an action, with their advice: first the reasons of VMs, then
+// those of events, each group in alphabetical order.
 func All() iter.Seq2[string, Advice] {
 	return func(yield func(string, Advice) bool) {
 		for _, table := range []map[string]Advice{reasons, events} {
@@ -61,13 +60,13 @@ func All() iter.Seq2[string, Advice] {
 	}
 }
 
-// AllSteps returns what to do about a VM of any driver.
+// AllSteps returns the steps for a VM, with the additional steps of every driver.
 func (a Advice) AllSteps(n Names) string {
 	a.Do += a.byDriver()
 	return a.Steps(n)
 }
 
-// byDriver returns what to do in addition, with the name of each driver.
+// byDriver returns the additional steps of all drivers, each with the driver's name.
 func (a Advice) byDriver() (text string) {
 	for _, driver := range slices.Sorted(maps.Keys(a.ByDriver)) {
 		text += " With " + driver + ": " + a.ByDriver[driver]
@@ -75,14 +74,14 @@ func (a Advice) byDriver() (text string) {
 	return text
 }
 
-// Names are the words of a VM's advice.
+// Names are the words that replace the placeholders in the advice about a VM.
 type Names struct {
-	// Program and Kubectl are how this program and kubectl are called.
+	// Program and Kubectl are the commands that call this program and kubectl.
 	Program, Kubectl string
 	VM, Driver       string
 }
 
-// Steps returns what to do about a VM.
+// Steps returns the steps for a VM, with the additional steps of its driver.
 func (a Advice) Steps(n Names) string {
 	text := strings.TrimSpace(a.Do + " " + a.ByDriver[n.Driver])
 	return strings.NewReplacer("{program}", n.Program, "{kubectl}", n.Kubectl, "{vm}", n.VM).Replace(text)

@@ -81,15 +81,15 @@ func names(driver string) Names {
 }
 
 func TestUnknownReason(t *testing.T) {
-	a, ok := For("OfALaterVersion")
+	a, ok := Find("OfALaterVersion")
 	assert.True(t, !ok, "there is advice about an unknown reason: %+v", a)
 }
 
 func TestStepsNameTheVM(t *testing.T) {
-	a, _ := For("ChangePending")
+	a, _ := Find("ChangePending")
 	got := a.Steps(Names{Program: "drover vm", VM: "web"})
 	assert.True(t, got == "drover vm restart web", "got %q", got)
-	b, _ := For("ProbeFailing")
+	b, _ := Find("ProbeFailing")
 	d, q := b.Steps(names(docker)), b.Steps(names(qemu))
 	assert.True(t, d != q, "the driver makes no difference")
 }
@@ -98,7 +98,7 @@ func TestStepsNameTheVM(t *testing.T) {
 // driver that keeps it, and not by one that needs the engine's host.
 func TestCrashesLeadToTheLog(t *testing.T) {
 	for _, reason := range []string{"Restarting", "Exited"} {
-		a, _ := For(reason)
+		a, _ := Find(reason)
 		for driver, want := range map[string]string{docker: "kubectl vm logs --previous web", qemu: "kubectl vm logs web", pod: "kubectl vm logs web"} {
 			got := a.Steps(names(driver))
 			assert.True(t, strings.Contains(got, want) && !strings.Contains(got, "docker logs"), "%s with %s leads to %q, want %q in it", reason, driver, got, want)

@@ -13,234 +13,250 @@ const (
 )
 
 // lostNode says what to do about a node that does not come back.
-const lostNode = "If it does not come back, see \"When a node does not come back\" in docs/cluster.md."
+const lostNode = "If the node does not come back, see \"When a node does not come back\" in docs/cluster.md."
 
-// logAdvice says where to read what a server has printed, by driver.
+// logAdvice says where to read the output of a server, keyed by the name of its driver.
 var logAdvice = map[string]string{
-	docker: "Its last run: {program} logs {vm}. Those before: {program} logs --previous {vm}",
-	qemu:   "{program} logs {vm} has the serial console. The messages of QEMU are in qemu.log, in the machine's folder on Drover's host.",
-	pod:    "{program} logs {vm} has the serial console.",
+	docker: "{program} logs {vm} prints the output of the last run, and {program} logs --previous {vm} the output of earlier runs.",
+	qemu:   "{program} logs {vm} prints the serial console. The messages of QEMU are in qemu.log, in the machine's folder on Drover's host.",
+	pod:    "{program} logs {vm} prints the serial console.",
 }
 
-// reasons are the reasons of statuses and conditions. {program}, {kubectl} and {vm} stand for
-// how this program and kubectl are called, and for the VM's name.
+// reasons has the advice about each reason of a status or condition. {program} and {kubectl}
+// stand for the commands that call this program and kubectl, {vm} for the VM's name.
 var reasons = map[string]Advice{
 	api.ReasonRunning:        {Need: Nothing, Means: "The server runs as the spec says."},
 	api.ReasonStoppedAsAsked: {Need: Nothing, Means: "The server is off because spec.action is stopped.", Do: "To start it: {program} start {vm}"},
-	api.ReasonPausedAsAsked:  {Need: Nothing, Means: "The server is frozen because spec.action is paused.", Do: "To go on: {program} resume {vm}"},
+	api.ReasonPausedAsAsked:  {Need: Nothing, Means: "The server is paused because spec.action is paused.", Do: "To resume it: {program} resume {vm}"},
 	api.ReasonCompleted: {
-		Need: Nothing, Means: "The server ended successfully by itself, and its restart policy leaves it off.",
+		Need: Nothing, Means: "The server ended successfully by itself, and its restart policy does not start it again.",
 		Do: "To run it again: {program} start {vm}",
 	},
 	api.ReasonExited: {
-		Need: Person, Means: "The server failed by itself, and restartPolicy Never leaves it off.",
-		Do: "The exit code is in the message above, and event Crashed may have more. To run it again: {program} start {vm}. " +
-			"To have it started again after a failure, set spec.restartPolicy to OnFailure or Always.",
+		Need: Action, Means: "The server failed by itself, and restartPolicy Never does not start it again.",
+		Do: "The exit code is in the message above, and the event Crashed may say more. To run it again: {program} start {vm}. " +
+			"To have Drover start it again after a failure, set spec.restartPolicy to OnFailure or Always.",
 		ByDriver: logAdvice,
 	},
 	api.ReasonStarting: {
-		Need: Attention, Means: "The server is being started, or boots.",
-		Do: "If it lasts: {program} logs {vm} shows its output.",
-		ByDriver: map[string]string{pod: "If the message above is the kubelet's, the pod waits for the object that it names: a volume, an image. " +
-			"{kubectl} describe pod -l cloudnative.tw/name={vm} has more. If the pod waits for a Secret that is gone, delete the pod: the next one has another."},
+		Need: Attention, Means: "The server is being started, or it boots.",
+		Do: "If the start takes long, {program} logs {vm} shows the output of the server.",
+		ByDriver: map[string]string{pod: "If the message above comes from the kubelet, the pod waits for the object that the message names, such as a volume or an image. " +
+			"{kubectl} describe pod -l cloudnative.tw/name={vm} says more. If the pod waits for a Secret that is gone, delete the pod: the next pod gets a new Secret."},
 	},
 	api.ReasonUnschedulable: {
-		Need: Attention, Means: "The server is to start, and the scheduler has found no node for it.",
-		Do: "The message above has the scheduler's words, and it goes on by itself once a node fits. Make room on a node or uncordon one, " +
-			"provide the volume, or change the VM's size, nodeSelector, affinity or tolerations: {kubectl} edit vm {vm}",
+		Need: Attention, Means: "The server has to start, but the scheduler has found no node for its pod.",
+		Do: "The message above is the scheduler's. The server starts by itself once a node fits. Make room on a node, uncordon a node, " +
+			"provide the missing volume, or change the VM's size, nodeSelector, affinity or tolerations: {kubectl} edit vm {vm}",
 	},
 	api.ReasonStopping: {
-		Need: Attention, Means: "The server ends: on request, because others end it, or by itself.",
-		Do:       "On request it is stopped by force after shutdownGracePeriodSeconds. The message above has who else ends it, or what of it is left to end.",
-		ByDriver: map[string]string{pod: "If that does not end, the pod's node may be gone. " + lostNode},
+		Need: Attention, Means: "The server is stopping: it was asked to, something other than Drover ends it, or it has ended by itself.",
+		Do:       "Drover stops a server that was asked to stop by force after shutdownGracePeriodSeconds. The message above says who else ends the server, or which of its parts have not ended yet.",
+		ByDriver: map[string]string{pod: "If the server does not end, the pod's node may be gone. " + lostNode},
 	},
 	api.ReasonCreating:    {Need: Time, Means: "The server is being created."},
 	api.ReasonUpdating:    {Need: Time, Means: "A change of the spec is being applied to the server."},
 	api.ReasonFetching:    {Need: Time, Means: "The image is being fetched. The message above has its progress."},
 	api.ReasonTerminating: {Need: Time, Means: "The server is being removed."},
 	api.ReasonDeletionHeld: {
-		Need: Attention, Means: "The server is being removed, and something outside of Drover keeps a part of it.",
-		Do: "It ends by itself once that lets go. The message above names what it is.",
+		Need: Attention, Means: "The server is being removed, but something outside of Drover keeps a part of it.",
+		Do: "The message above names what keeps the part. The removal continues once the part is no longer kept.",
 		ByDriver: map[string]string{
-			pod: "A finalizer belongs to another program, such as one that makes backups: let that finish, or remove its finalizer if the program is gone. " +
-				"If it is a node, bring that back. " + lostNode,
+			pod: "A finalizer belongs to another program, such as a backup program: let that program finish, or remove the finalizer if the program is gone. " +
+				"If a node keeps the part, bring the node back. " + lostNode,
 		},
 	},
-	api.ReasonReleasing: {Need: Time, Means: "The server is being released: it goes on running without a VM (deletionPolicy Retain)."},
+	api.ReasonReleasing: {Need: Time, Means: "The server is being released: it will keep running without a VM (deletionPolicy Retain)."},
 	api.ReasonRestarting: {
 		Need: Attention, Means: "The server is being restarted.",
-		Do:       "If it ends again and again, the message above has its exit code; look at what it prints before it ends.",
+		Do:       "If the server ends again and again, look at its exit code in the message above, and at what it prints before it ends.",
 		ByDriver: logAdvice,
 	},
-	api.ReasonProbeFailing: {
-		Need: Attention, Means: "The server runs, and the readiness probe gets no answer at its port, or, if the spec has none, the check that the image has does not succeed.",
-		Do: "A guest that boots needs a while. If it should have booted: does a program in it listen on the port of " +
-			"spec.readinessProbe, on all addresses and not on localhost alone, and does its firewall admit the port?",
+	api.ReasonBooting: {
+		Need: Time, Means: "The machine runs, and its guest has not started the image's command yet.",
 		ByDriver: map[string]string{
-			docker: "If the message above names the HEALTHCHECK of the image: docker inspect on the engine's host has its output, and spec.readinessProbe takes its place.",
-			qemu:   "An emulated machine boots slowly: {program} show {vm} says whether this one is.",
+			qemu: "It takes some seconds, and more if the machine is emulated: {program} show {vm} says whether this one is. If it lasts, {program} console {vm} shows what the guest's kernel prints.",
+		},
+	},
+	api.ReasonProbeFailing: {
+		Need: Attention, Means: "The server runs, but the readiness probe gets no answer at its port. If the spec lacks a readiness probe, the health check of the image fails.",
+		Do: "A guest needs a while to boot. After that: does a program in the guest listen on the port of " +
+			"spec.readinessProbe, on all addresses and not only on localhost? Does the guest's firewall admit the port?",
+		ByDriver: map[string]string{
+			docker: "If the message above names the HEALTHCHECK of the image: docker inspect on the engine's host shows the output of the check, and spec.readinessProbe replaces the check.",
+			qemu: "An emulated machine boots slowly: {program} show {vm} says whether this machine is emulated. If the message above names the HEALTHCHECK of the image: " +
+				"{program} exec {vm} runs its command by hand, and spec.readinessProbe replaces the check.",
 		},
 	},
 	api.ReasonEngineUnavailable: {
-		Need: Attention, Means: "The engine cannot be reached, so nothing is known of the server. It is neither changed nor removed meanwhile.",
-		Do: "Drover goes on by itself when the engine answers again. If it does not, its operator has to look after the engine.",
+		Need: Attention, Means: "The engine cannot be reached, so the state of the server is unknown. Until the engine answers, Drover neither changes nor removes the server.",
+		Do: "Drover goes on by itself when the engine answers again. If the engine stays away, its operator has to repair it.",
 		ByDriver: map[string]string{
 			docker: "On its host, docker info says whether the engine answers.",
 			qemu:   "On Drover's host: is QEMU installed, and does the folder of --qemu-dir exist?",
 		},
 	},
 	api.ReasonEngineMismatch: {
-		Need: Person, Means: "Another engine answers than the one that the VM is bound to, or the VM's driver does not run, so nothing is known of the server.",
-		Do: "Let Drover run with the driver and the engine that the message above names: see --vm-driver, DOCKER_HOST and --qemu-dir. If that " +
-			"engine does not come back, delete the VM; its finalizer then has to be removed by hand.",
+		Need: Action, Means: "The VM is bound to another engine than the one that answers, or the VM's driver does not run. So the state of the server is unknown.",
+		Do: "Run Drover with the driver and the engine that the message above names: see --vm-driver, DOCKER_HOST and --qemu-dir. If that " +
+			"engine does not come back, delete the VM, and then remove the VM's finalizer by hand.",
 	},
 	api.ReasonFenced: {
-		Need: Person, Means: "The engine refuses this Drover, because one that was elected later has acted on it.",
-		Do: "That ends by itself if that one leads. If etcd was restored from a backup, the engine's records are ahead of it: " +
+		Need: Action, Means: "The engine refuses this controller, because a controller that was elected later has acted on the engine.",
+		Do: "If the other controller still leads, it does the work, and nothing has to be done. If etcd was restored from a backup, the engine's records are newer than etcd's: " +
 			"see \"After etcd was restored\" in docs/high-availability.md.",
 	},
 	api.ReasonUnresponsive: {
 		Need: Attention, Means: "The engine answers, but not about this server.",
-		Do: "Drover asks again by itself.",
+		Do: "Drover asks the engine again by itself.",
 		ByDriver: map[string]string{
-			docker: "If it lasts, the server may hang: {program} restart {vm}. On the engine's host, docker inspect with the server's ID shows whether the engine itself can say more.",
-			qemu:   "If it lasts, the server may hang: {program} restart {vm}.",
-			pod:    "The pod's node does not report, and the machine may run there: bring the node back. " + lostNode,
+			docker: "If this lasts, the server may hang: {program} restart {vm}. On the engine's host, docker inspect with the server's ID shows whether the engine itself can say more.",
+			qemu:   "If this lasts, the server may hang: {program} restart {vm}.",
+			pod:    "The pod's node does not report, and the machine may still run on it: bring the node back. " + lostNode,
 		},
 	},
 	api.ReasonPodLost: {
-		Need: Person, Means: "The pod is gone, or its kubelet has lost the machine's container, and nothing proves that the machine has ended. It is neither started nor removed.",
-		Do: "Make sure that the machine runs on no node, and say so, or boot the pod's node again: see \"A pod that is lost\" in docs/cluster.md.",
+		Need: Action, Means: "The pod is gone, or its kubelet has lost the machine's container, and nothing proves that the machine has ended. Drover neither starts nor removes the server.",
+		Do: "Make sure that the machine runs on no node, and tell Drover so, or boot the pod's node again: see \"A pod that is lost\" in docs/cluster.md.",
 	},
 	api.ReasonVolumeLost: {
-		Need: Person, Means: "The PersistentVolumeClaim of a disk is gone, with its data.",
-		Do: "Create another VM from a backup. Before you delete this one, save what its other disks hold: deletionPolicy Retain keeps them.",
+		Need: Action, Means: "The PersistentVolumeClaim of a disk is gone, and with it the data of the disk.",
+		Do: "Create another VM from a backup. Before you delete this VM, save the data of its other disks: deletionPolicy Retain keeps these disks.",
 	},
 	api.ReasonVolumeDeleting: {
-		Need: Person, Means: "Someone has deleted the PersistentVolumeClaim of a disk. Its data is there as long as the pod is, so Drover does not restart the server.",
+		Need: Action, Means: "Someone has deleted the PersistentVolumeClaim of a disk. The data of the disk exists until the pod ends, so Drover does not restart the server.",
 		Do: "Copy the data while the guest runs, for example with {program} cp, then delete the VM and create it again: {program} delete {vm}",
 	},
 	api.ReasonLaterEpoch: {
-		Need: Person, Means: "An object of the server has the epoch of a later leader than this controller.",
-		Do: "That ends by itself if another controller leads. Else someone has written the annotation that the message above names: remove it.",
+		Need: Action, Means: "An object of the server has the epoch of a later leader than this controller.",
+		Do: "If another controller leads, it does the work, and nothing has to be done. Otherwise someone has written the annotation that the message above names: remove the annotation.",
 	},
 	api.ReasonQuotaExceeded: {
-		Need: Person, Means: "A quota of the namespace refuses an object of the server.",
-		Do: "The message above has the cluster's words. Raise the quota, or ask for less: {kubectl} edit vm {vm}",
+		Need: Action, Means: "A quota of the namespace refuses an object of the server.",
+		Do: "The message above is the API server's. Raise the quota, or ask for less: {kubectl} edit vm {vm}",
 	},
 	api.ReasonForbidden: {
-		Need: Person, Means: "The cluster refuses an object of the server: by Pod Security, an admission webhook, or because the controller lacks a right.",
-		Do: "The message above has the cluster's words. See \"Rights\" in docs/cluster-operations.md.",
+		Need: Action, Means: "The cluster refuses an object of the server: Pod Security or an admission webhook rejects it, or the controller lacks a right.",
+		Do: "The message above is the API server's. See \"Rights\" in docs/cluster-operations.md.",
 	},
 	api.ReasonObjectRefused: {
-		Need: Person, Means: "The cluster refuses an object of the server: an admission policy or webhook, a LimitRange, or what the spec asks for.",
-		Do: "The message above has the cluster's words. Drover tries again by itself, which helps once a policy has changed. Otherwise: {kubectl} edit vm {vm}",
+		Need: Action, Means: "The cluster refuses an object of the server, because of an admission policy, a webhook, a LimitRange or a value in the spec.",
+		Do: "The message above is the API server's. Drover tries again by itself and succeeds once the policy admits the object. Otherwise change the VM: {kubectl} edit vm {vm}",
 	},
 	api.ReasonNamespaceTerminating: {Need: Time, Means: "The namespace is being deleted, so nothing is created in it."},
 	api.ReasonUnknownDriver: {
-		Need: Person, Means: "spec.driver names no driver that runs here.",
-		Do: "The message above lists those that run. A driver cannot be changed: create another VM with one of them, or have Drover run this one (--vm-driver).",
+		Need: Action, Means: "The driver that spec.driver names does not run here.",
+		Do: "The message above lists the drivers that run. The driver of a VM cannot be changed: create another VM with one of these drivers, or run Drover with the driver of this VM (--vm-driver).",
 	},
 	api.ReasonInvalid: {
-		Need: Person, Means: "The driver refuses the spec, and tries again only when it changes.",
-		Do: "The message above names the field. Correct it: {kubectl} edit vm {vm}",
+		Need: Action, Means: "The driver refuses the spec, and tries again only when the spec changes.",
+		Do: "The message above names the field. Correct the field: {kubectl} edit vm {vm}",
 	},
 	api.ReasonUnsupported: {
-		Need: Person, Means: "The driver cannot honour a field of the spec.",
-		Do: "The message above names the field. Remove it ({kubectl} edit vm {vm}), or create another VM with a driver that supports it: docs/drivers.md has a table.",
+		Need: Action, Means: "The driver cannot honour a field of the spec.",
+		Do: "The message above names the field. Remove the field ({kubectl} edit vm {vm}), or create another VM with a driver that supports the field: docs/drivers.md lists the fields of each driver.",
 	},
 	api.ReasonImageImmutable: {
-		Need: Person, Means: "The spec names another image than the one below the root disk, which holds data. The server goes on with its disk.",
-		Do: "Put the image back that the message above names ({kubectl} edit vm {vm}). For a new system, create another VM from the new image.",
+		Need: Action, Means: "The spec names another image than the one that the root disk was made from. The disk holds data, so the server keeps it.",
+		Do: "Set spec.image to the image that the message above names ({kubectl} edit vm {vm}). For a new system, create another VM from the new image.",
 	},
 	api.ReasonDiskError: {
-		Need: Person, Means: "A disk of the host fails, and the guest waits until it works.",
-		Do: "The host's operator has to repair the disk: see its kernel log. The guest then goes on where it was.",
+		Need: Action, Means: "A disk of the host fails, and the guest is paused until the disk works.",
+		Do: "The host's operator has to repair the disk: see the host's kernel log. The guest then continues where it was paused.",
 	},
 	api.ReasonMachineTypeUnavailable: {
-		Need: Person, Means: "The QEMU that is installed does not know the type of machine with which the server was created.",
-		Do: "Install a QEMU that knows the type that the message above names. Drover then goes on by itself.",
+		Need: Action, Means: "The installed QEMU does not know the machine type with which the server was created.",
+		Do: "Install a version of QEMU that knows the machine type in the message above. Drover then goes on by itself.",
 	},
 	api.ReasonMachineUserUnavailable: {
-		Need: Person, Means: "The user that machines run as does not exist on the host, or Drover may not switch to it.",
-		Do: "Create the user on Drover's host, or name another one with --qemu-user: see \"Users\" in docs/confinement.md.",
+		Need: Action, Means: "The user that runs the machines does not exist on the host, or Drover may not switch to that user.",
+		Do: "Create the user on Drover's host, or name another user with --qemu-user: see \"Users\" in docs/confinement.md.",
 	},
 	api.ReasonExhausted: {
-		Need: Attention, Means: "The engine lacks a resource that the server needs. The message above has the needed and the available amount.",
-		Do: "Free some of it by stopping other VMs, make this one smaller ({program} resize {vm}), or give the host more. Drover tries again by itself, " +
-			"and a guest that waits for room on a disk goes on when there is some.",
+		Need: Attention, Means: "The engine lacks a resource that the server needs. The message above says how much is needed and how much is available.",
+		Do: "Stop other VMs, make this VM smaller ({program} resize {vm}), or give the host more of the resource. Drover tries again by itself, " +
+			"and a guest that waits for disk space continues once there is enough.",
 	},
 	api.ReasonImageUnavailable: {
 		Need: Attention, Means: "The image is missing, could not be fetched or cannot be used.",
-		Do: "Drover tries again by itself, which helps against an outage of the server that has the image. Otherwise check spec.image: its name, tag and checksum " +
+		Do: "Drover tries again by itself, which is enough if the server that has the image was only down for a while. Otherwise check spec.image: its name, tag and checksum " +
 			"({kubectl} edit vm {vm}).",
 		ByDriver: map[string]string{
-			docker: "docker pull on the engine's host shows the full answer of the registry.",
+			docker: "docker pull on the engine's host shows the whole answer of the registry.",
 			qemu:   "docs/images.md says where images may come from, and how Drover logs in to a registry.",
 		},
 	},
 	api.ReasonNameConflict: {
-		Need: Person, Means: "Something that is not known to be the server's has the name that a part of it would have.",
-		Do: "The message above names it. Drover does not touch it, and goes on by itself once the name is free. It may hold data: look at it, and rename it, or remove it if nobody needs it.",
+		Need: Action, Means: "Drover needs a name for a part of the server, but something that may not belong to the server already has that name.",
+		Do: "The message above says what has the name. Drover does not touch it, since it may hold data. Look at it, then rename it, or remove it if nobody needs it: Drover goes on by itself once the name is free.",
 	},
 	api.ReasonPortConflict: {
-		Need: Person, Means: "A port of the host is taken, or the host has no such address.",
-		Do: "The message above names it. Free the port, or choose another one: {program} port rm {vm} and {program} port add {vm}, without a host port to let the engine choose.",
+		Need: Action, Means: "A port of the host is taken, or the host does not have the address of the port.",
+		Do: "The message above names the port. Free the port, or choose another port: {program} port rm {vm}, then {program} port add {vm}. Without a host port, the engine chooses one.",
 	},
 	api.ReasonDuplicate: {
-		Need: Person, Means: "Two servers carry the VM's UID, and Drover touches neither.",
-		Do: "The message above names both. Find out which one has the data, and remove the other on the engine's host.",
+		Need: Action, Means: "Two servers carry the VM's UID, and Drover touches neither.",
+		Do: "The message above names both servers. Find out which of them has the data, and remove the other server on the engine's host.",
 	},
 	api.ReasonSecretUnavailable: {
-		Need: Person, Means: "A Secret or key that the spec names does not exist or cannot be used, or Drover may not read it.",
-		Do: "The message above names it. Create it: {kubectl} create secret generic, with --from-file. Drover goes on by itself.",
+		Need: Action, Means: "A Secret or key that the spec names does not exist or cannot be used, or Drover may not read it.",
+		Do: "The message above names the Secret or the key. Create it with {kubectl} create secret generic and --from-file. Drover goes on by itself.",
 	},
+	api.ReasonFilesUnavailable: {
+		Need: Action, Means: "A Secret or ConfigMap of spec.files, or a key of it, does not exist or cannot be used, or Drover may not read it. A guest that runs keeps the files that it has.",
+		Do: "The message above names the Secret or ConfigMap. Create it, or set optional. Drover goes on by itself.",
+	},
+	api.ReasonFilesStale: {
+		Need: Attention, Means: "The guest has older files of spec.files than the Secrets and ConfigMaps have, and new ones could not be written.",
+		Do: "Drover tries again by itself. If the message above lasts: {program} restart {vm}",
+	},
+	api.ReasonFilesCurrent: {Need: Nothing, Means: "The guest has the files of spec.files as they are now."},
 	api.ReasonOperationFailed: {
 		Need: Attention, Means: "The engine failed a call.",
-		Do: "Drover tries again by itself. If the error above lasts, the engine's log on its host says more.",
+		Do: "Drover tries again by itself. If the error above lasts, the log of the engine on its host says more.",
 	},
 	api.ReasonChangePending: {
-		Need: Person, Means: "A change of the spec waits for a restart.",
+		Need: Action, Means: "A change of the spec waits for a restart.",
 		Do: "{program} restart {vm}",
 	},
 	api.ReasonObserved: {Need: Nothing, Means: "The engine answers."},
-	api.ReasonConfined: {Need: Nothing, Means: "The machine runs as another user than Drover's, or under Landlock."},
+	api.ReasonConfined: {Need: Nothing, Means: "The machine does not run as Drover's user, or it runs under Landlock."},
 	api.ReasonStartedBefore: {
-		Need: Nothing, Means: "Drover would now start the machine as another user.",
-		Do: "To confine it as this Drover does: {program} restart {vm}",
+		Need: Nothing, Means: "Drover starts machines as another user than the user of this machine.",
+		Do: "To confine the machine as Drover now confines machines: {program} restart {vm}",
 	},
 	api.ReasonNotConfined: {
-		Need: Nothing, Means: "The machine has Drover's user and no Landlock: only a filter of system calls confines it.",
-		Do: "An operator may give each machine a separate user: see \"Users\" in docs/confinement.md.",
+		Need: Nothing, Means: "The machine runs as Drover's user and without Landlock: only a system call filter confines it.",
+		Do: "An operator can give each machine a separate user: see \"Users\" in docs/confinement.md.",
 	},
 }
 
-// events are the reasons of events about which there is something to do, and that never stand
-// in a status.
+// events has the advice about the reasons that occur only in events, not in a status. Reasons
+// that need no action are left out.
 var events = map[string]Advice{
 	api.EventRecreated: {
 		Need: Attention, Means: "The server had disappeared and was created again.",
-		Do: "Who removed it? What was written in a container is lost.",
+		Do: "Find out who removed it. If the server is a container, everything written in the container is lost.",
 	},
 	api.EventCrashed: {
 		Need: Attention, Means: "The server failed by itself.",
-		Do: "Look at what it printed before its end.", ByDriver: logAdvice,
+		Do: "Look at what the server printed before it ended.", ByDriver: logAdvice,
 	},
 	api.EventDisrupted: {
-		Need: Time, Means: "Something other than Drover and the guest ends or has ended the run: an eviction, a preemption, a deletion of the pod. Drover starts the server again, whatever its restart policy.",
-		Do: "The message says what was seen. For a VM that a drain is not to end, set evictionPolicy to Block.",
+		Need: Time, Means: "Something other than Drover and the guest is ending the run or has ended it, such as an eviction, a preemption or a deletion of the pod. Drover starts the server again, whatever its restart policy.",
+		Do: "The message of the event says what happened. To keep drains from ending the VM, set evictionPolicy to Block.",
 	},
-	api.EventOrphanFound: {Need: Person, Means: "A server without a VM was found.", Do: "Remove it on the engine's host if it is not needed."},
+	api.EventOrphanFound: {Need: Action, Means: "Drover found a server that belongs to no VM.", Do: "Remove the server on the engine's host if nobody needs it."},
 	api.EventEngineFenced: {
-		Need: Person, Means: "The engine refuses the leader, and its VMs wait.",
+		Need: Action, Means: "The engine refuses the leader, and the VMs of this engine wait.",
 		Do: "See \"After etcd was restored\" in docs/high-availability.md.",
 	},
 	api.EventLeaderConflict: {
-		Need: Person, Means: "Another Drover leads in this cluster, by another Lease.",
-		Do: "Let one Drover run: see \"One Drover in a cluster\" in docs/high-availability.md.",
+		Need: Action, Means: "Another Drover leads in this cluster, with another Lease.",
+		Do: "Run only one Drover: see \"One Drover in a cluster\" in docs/high-availability.md.",
 	},
 	api.EventOrphanSweepFrozen: {
-		Need: Person, Means: "Too many servers look orphaned to delete them.",
-		Do: "Find out why, then remove them by hand or allow it with --orphan-max.",
+		Need: Action, Means: "So many servers look orphaned that Drover deletes none of them.",
+		Do: "Find out why. Then remove the servers by hand, or allow Drover to delete that many with --orphan-max.",
 	},
 }

@@ -24,14 +24,13 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/show"
 )
 
-// Main runs the program with its arguments, the first of which names the program, and returns
-// its exit code.
+// Main runs the program and returns its exit code. The first argument is the name of the program.
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
 	o := kit.NewOptions(streams)
 	cmd := NewCommand(o) //nolint:contextcheck // cobra passes ctx on to the verbs
 	cmd.Version = kit.Version
 	cmd.SetVersionTemplate(fmt.Sprintf("kubectl-vm %s (%s, %s/%s)\n", kit.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH))
-	cmd.Flags().Bool("version", false, "print the version of this program") // -v is for something else in kubectl
+	cmd.Flags().Bool("version", false, "print the version of this program") // without -v, the verbosity of kubectl
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.AddCommand(newCompletionCommand(o))
 	cmd.SetArgs(args[1:])
@@ -41,11 +40,11 @@ func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams
 	return o.Report(cmd.ExecuteContext(ctx))
 }
 
-// completerPrefix begins the name under which kubectl calls this program to complete the
+// completerPrefix is the prefix of the name by which kubectl calls this program to complete the
 // arguments of `kubectl vm`.
 const completerPrefix = "kubectl_complete-"
 
-// NewCommand returns the command with all verbs. Its errors are for Options.Report.
+// NewCommand returns the command with all verbs. The caller prints its error with Options.Report.
 func NewCommand(o *kit.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:          "kubectl-vm",
@@ -78,8 +77,8 @@ func NewCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-// repeatFlags repeats the flags that name the cluster and the namespace in the commands that are printed for
-// users, so that these lead to the same VM.
+// repeatFlags adds the flags that name the cluster and the namespace to the commands that are printed for
+// users, so that these commands are about the same VM.
 func repeatFlags(o *kit.Options, flags *pflag.FlagSet) {
 	for _, name := range []string{"kubeconfig", "context", "namespace"} {
 		if f := flags.Lookup(name); f != nil && f.Changed {

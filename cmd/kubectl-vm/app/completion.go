@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// newCompletionCommand returns the verb completion.
+// newCompletionCommand returns the command completion.
 func newCompletionCommand(o *kit.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion (bash | zsh | fish)",

@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// setUsage sets the text below a verb's description. It is the text of cobra without the flags of
-// kubectl, which are many and the same for every verb.
+// setUsage sets the text below a verb's description. Unlike the text of cobra, it leaves out the many
+// flags of kubectl, which are the same for every verb.
 func setUsage(o *kit.Options, root *cobra.Command) {
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
 		_, err := fmt.Fprint(cmd.OutOrStdout(), usageText(o, cmd))
@@ -67,7 +67,7 @@ func writeVerbs(b *strings.Builder, cmd *cobra.Command, group *cobra.Group) {
 	}
 }
 
-// helpColumns is how wide the help is.
+// helpColumns is the width of the help, in columns.
 const helpColumns = 100
 
 // newOptionsCommand returns the command that lists kubectl's flags.

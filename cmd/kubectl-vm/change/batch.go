@@ -14,7 +14,7 @@ import (
 )
 
 // errDeleting means that a VM is being deleted.
-var errDeleting = errors.New("it is being deleted")
+var errDeleting = errors.New("the VM is being deleted")
 
 // batch has the flags and the result of a verb that changes several VMs and may wait for them.
 type batch struct {
@@ -25,8 +25,8 @@ type batch struct {
 	failed  bool
 }
 
-// addFailure reports the failure of one VM, with which the others go on. After Ctrl-C there is nothing
-// to report.
+// addFailure prints the error of one VM and records the failure, so that the verb can continue with the other
+// VMs. It does not print the error that Ctrl-C causes.
 func (b *batch) addFailure(name string, err error) {
 	b.failed = true
 	if !errors.Is(err, context.Canceled) {
@@ -34,7 +34,7 @@ func (b *batch) addFailure(name string, err error) {
 	}
 }
 
-// exitError returns the error of a run in which a VM has failed.
+// exitError returns the exit code of the verb as an error, if a VM has failed.
 func (b *batch) exitError() error {
 	if b.failed {
 		return &kit.ExitError{Code: 1}

@@ -19,24 +19,24 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// defaultEffectWait is how long a verb waits to say what a change has brought about.
+// defaultEffectWait is how long a verb waits for the controller before it prints the effect of a change.
 const defaultEffectWait = 15 * time.Second
 
 // changedField is a field that a verb has changed.
 type changedField struct {
 	// path is the field of the spec, such as resource.cpu.
 	path string
-	// text says what is changed, such as "cpu 2 -> 4".
+	// text describes the change, such as "cpu 2 -> 4".
 	text string
 }
 
-// specChange is a change of one VM.
+// specChange is a change of the spec of one VM.
 type specChange struct {
 	patch  map[string]any
 	fields []changedField
 }
 
-// changeOptions change the spec of one VM, and say what applies at once.
+// changeOptions are the flags of verbs that change the spec of one VM.
 type changeOptions struct {
 	*kit.Options
 	wait    bool
@@ -48,7 +48,7 @@ func (c *changeOptions) addFlags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&c.timeout, "timeout", defaultEffectWait, "how long to wait for that")
 }
 
-// changeVM changes a VM. done is the word for the change in the output, such as resized.
+// changeVM changes a VM and prints the effect. done is the word for the change in the output, such as resized.
 func (c *changeOptions) changeVM(ctx context.Context, arg, done string, change func(vm *api.VirtualMachine) (*specChange, error)) error {
 	name, err := vms.ParseName(arg)
 	if err != nil {
@@ -72,8 +72,9 @@ func (c *changeOptions) changeVM(ctx context.Context, arg, done string, change f
 	return c.reportEffect(ctx, vm, made)
 }
 
-// applyChange makes the change. The object's version is a precondition, so that no other change of a
-// list is lost; it tries again a few times, since the controller writes the object too.
+// applyChange applies the change. The patch has the object's version as a precondition, since it replaces
+// whole lists and must not undo the change of another. applyChange repeats the patch a few times after a
+// conflict, since the controller also writes the object.
 func (c *changeOptions) applyChange(ctx context.Context, namespace, name string, change func(vm *api.VirtualMachine) (*specChange, error)) (vm *api.VirtualMachine, made *specChange, err error) {
 	err = retryOnConflict(func() error {
 		if vm, err = vms.GetVM(ctx, c.Options, namespace, name); err != nil {
@@ -96,13 +97,13 @@ func (c *changeOptions) applyChange(ctx context.Context, namespace, name string,
 		return err
 	})
 	if apierrors.IsConflict(err) {
-		err = fmt.Errorf("%s was changed by others several times meanwhile: %w", name, err)
+		err = fmt.Errorf("%s was not changed, since others kept changing it at the same time: %w", name, err)
 	}
 	return vm, made, err
 }
 
-// whenPassed awaits that the controller has passed a generation of the spec to the driver, or
-// could not.
+// whenPassed returns the goal that the controller has passed a generation of the spec to the driver, or
+// has failed to.
 func whenPassed(generation int64) vms.Goal {
 	return func(vm *api.VirtualMachine) (bool, error) {
 		status := &vm.Status
@@ -118,7 +119,7 @@ func whenPassed(generation int64) vms.Goal {
 	}
 }
 
-// reportEffect says of each field whether it applies already.
+// reportEffect waits for the controller, and prints for each field whether it already applies.
 func (c *changeOptions) reportEffect(ctx context.Context, vm *api.VirtualMachine, made *specChange) error {
 	if !c.wait {
 		return c.printFields(made, func(changedField) string { return "" })
@@ -141,7 +142,7 @@ func (c *changeOptions) printFields(made *specChange, effect func(changedField) 
 	for _, f := range made.fields {
 		t.AddRow(kit.Cell{Text: "  " + f.text}, kit.Cell{Text: effect(f)})
 	}
-	for _, line := range t.Lines(kit.Screen{}) {
+	for _, line := range t.Lines(kit.Terminal{}) {
 		if _, err := fmt.Fprintln(c.Out, strings.TrimRight(line, " \n")); err != nil {
 			return err
 		}
@@ -149,7 +150,7 @@ func (c *changeOptions) printFields(made *specChange, effect func(changedField) 
 	return nil
 }
 
-// effectOf says whether a field applies already.
+// effectOf says whether a field already applies, or when it will.
 func (c *changeOptions) effectOf(f changedField, vm *api.VirtualMachine) string {
 	status := &vm.Status
 	switch {
@@ -167,7 +168,7 @@ func (c *changeOptions) effectOf(f changedField, vm *api.VirtualMachine) string 
 	return "applied"
 }
 
-// reportProblem fails if the change cannot be applied.
+// reportProblem returns an error if the change cannot be applied.
 func (c *changeOptions) reportProblem(vm *api.VirtualMachine) error {
 	if vms.IsStalled(vm) || vms.IsFailing(vm) {
 		return fmt.Errorf("%s is %s (%s explain %s says more)", vm.Name, vms.ActivityText(vm), c.Program, vm.Name)

@@ -28,7 +28,7 @@ type deleteOptions struct {
 	blocked         map[types.UID]string
 }
 
-// NewDeleteCommand returns the verb delete.
+// NewDeleteCommand returns the command delete.
 func NewDeleteCommand(o *kit.Options) *cobra.Command {
 	d := &deleteOptions{batch: batch{Options: o}, blocked: map[types.UID]string{}}
 	cmd := &cobra.Command{
@@ -48,7 +48,7 @@ func NewDeleteCommand(o *kit.Options) *cobra.Command {
 	cmd.Flags().BoolVar(&d.keepServer, "keep-server", false, "release the servers: they go on running, with their data, and Drover no longer manages them")
 	cmd.Flags().BoolVarP(&d.yes, "yes", "y", false, "do not ask")
 	cmd.Flags().BoolVar(&d.wait, "wait", true, "wait until the VMs are gone")
-	cmd.Flags().DurationVar(&d.timeout, "timeout", 0, "how long to wait, 0 without an end")
+	cmd.Flags().DurationVar(&d.timeout, "timeout", 0, "how long to wait; 0 means no limit")
 	return cmd
 }
 
@@ -68,14 +68,14 @@ func (d *deleteOptions) deleteVMs(ctx context.Context, args []string) error {
 		return err
 	}
 	w := &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{}}
-	vms.ForEach(found, func(one *vms.SelectedVM) { one.Err = d.deleteOne(ctx, one) }, func(one *vms.SelectedVM) {
+	vms.ForEach(found, func(vm *vms.SelectedVM) { vm.Err = d.requestDeletion(ctx, vm) }, func(vm *vms.SelectedVM) {
 		switch {
-		case one.Err != nil:
-			d.addFailure(one.Name, one.Err)
+		case vm.Err != nil:
+			d.addFailure(vm.Name, vm.Err)
 		case !d.wait:
-			_, _ = fmt.Fprintf(d.Out, "%s deletion requested\n", d.NameOf(one.VM))
+			_, _ = fmt.Fprintf(d.Out, "%s deletion requested\n", d.NameOf(vm.VM))
 		default:
-			w.Open[one.VM.UID] = &vms.AwaitedVM{VM: one.VM, Gone: true}
+			w.Open[vm.VM.UID] = &vms.AwaitedVM{VM: vm.VM, UntilDeleted: true}
 		}
 	})
 	if err := errors.Join(ctx.Err(), d.awaitDeletion(ctx, w)); err != nil {
@@ -87,17 +87,17 @@ func (d *deleteOptions) deleteVMs(ctx context.Context, args []string) error {
 // reportMissing reports VMs that were not found, and returns the others.
 func (d *deleteOptions) reportMissing(all []*vms.SelectedVM) []*vms.SelectedVM {
 	var found []*vms.SelectedVM
-	for _, one := range all {
-		if one.Err != nil {
-			d.addFailure(one.Name, one.Err)
+	for _, selected := range all {
+		if selected.Err != nil {
+			d.addFailure(selected.Name, selected.Err)
 			continue
 		}
-		found = append(found, one)
+		found = append(found, selected)
 	}
 	return found
 }
 
-// confirmDeletion shows what is removed, and asks.
+// confirmDeletion prints what the deletion removes, and asks the user to confirm it.
 func (d *deleteOptions) confirmDeletion(ctx context.Context, found []*vms.SelectedVM) error {
 	if d.yes {
 		return nil
@@ -106,38 +106,38 @@ func (d *deleteOptions) confirmDeletion(ctx context.Context, found []*vms.Select
 	return d.AskUser(ctx, "Delete "+servers.Count(len(found), "VM")+"?")
 }
 
-// printRemovals says of each VM what is removed.
+// printRemovals prints for each VM what the deletion removes.
 func printRemovals(errOut io.Writer, found []*vms.SelectedVM, allNamespaces, keepServers bool) {
-	s := kit.ScreenOf(errOut)
-	for _, one := range found {
-		name := one.VM.Name
+	s := kit.TerminalOf(errOut)
+	for _, selected := range found {
+		name := selected.VM.Name
 		if allNamespaces {
-			name = one.VM.Namespace + "/" + name
+			name = selected.VM.Namespace + "/" + name
 		}
 		name = printable.Line(name)
-		lines := printable.Wrap(name+": "+printable.Line(removalText(one.VM, keepServers)), max(s.Width-2, 0))
+		lines := printable.Wrap(name+": "+printable.Line(removalText(selected.VM, keepServers)), max(s.Width-2, 0))
 		lines[0] = s.Paint(name, kit.Bold) + strings.TrimPrefix(lines[0], name)
 		_, _ = fmt.Fprintln(errOut, strings.Join(lines, "\n  "))
 	}
 }
 
 // removalText says what a deletion removes.
-func removalText(vm *api.VirtualMachine, keep bool) string {
+func removalText(vm *api.VirtualMachine, keepServer bool) string {
 	state := "which is " + vms.StateCell(vm).Text
-	if keep || vm.Spec.DeletionPolicy == api.DeletionRetain {
+	if keepServer || vm.Spec.DeletionPolicy == api.DeletionRetain {
 		return fmt.Sprintf("the VM only; its server, %s, is kept with its data and no longer managed", state)
 	}
-	what := []string{"the VM and its server, " + state}
+	removed := []string{"the VM and its server, " + state}
 	switch vms.DriverOf(vm) {
 	case "docker":
-		what = append(what, "with all that was written in the container")
+		removed = append(removed, "with everything that was written in the container")
 	default:
-		what = append(what, "with its disks and all data on them")
+		removed = append(removed, "with its disks and all data on them")
 	}
 	if disks := disksText(vm); disks != "" {
-		what[len(what)-1] += " (" + disks + ")"
+		removed[len(removed)-1] += " (" + disks + ")"
 	}
-	return strings.Join(what, ", ")
+	return strings.Join(removed, ", ")
 }
 
 // disksText names the disks that a deletion removes.
@@ -155,15 +155,15 @@ func disksText(vm *api.VirtualMachine) string {
 	return strings.Join(disks, ", ")
 }
 
-// DeleteVM deletes a VM with its data and waits until it is gone. Someone else may have deleted it.
+// DeleteVM deletes a VM with its data and waits until it is gone. It succeeds if someone else has deleted the VM.
 func DeleteVM(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) error {
 	d := &deleteOptions{batch: batch{Options: o}, blocked: map[types.UID]string{}}
-	err := d.deleteOne(ctx, &vms.SelectedVM{Namespace: vm.Namespace, Name: vm.Name, VM: vm})
+	err := d.requestDeletion(ctx, &vms.SelectedVM{Namespace: vm.Namespace, Name: vm.Name, VM: vm})
 	if vms.IsNotFound(err) || apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err == nil {
-		err = d.awaitDeletion(ctx, &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{vm.UID: {VM: vm, Gone: true}}})
+		err = d.awaitDeletion(ctx, &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{vm.UID: {VM: vm, UntilDeleted: true}}})
 	}
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", vm.Name, err)
@@ -171,8 +171,9 @@ func DeleteVM(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) error
 	return d.exitError()
 }
 
-// deleteOne requests the deletion of the VM that was shown, and of no other one of its name.
-func (d *deleteOptions) deleteOne(ctx context.Context, chosen *vms.SelectedVM) error {
+// requestDeletion requests the deletion of a VM. The UID is a precondition, so that a new VM with the same name is not
+// deleted without having been shown to the user.
+func (d *deleteOptions) requestDeletion(ctx context.Context, chosen *vms.SelectedVM) error {
 	client, err := d.VMs(chosen.Namespace)
 	if err != nil {
 		return err
@@ -183,13 +184,13 @@ func (d *deleteOptions) deleteOne(ctx context.Context, chosen *vms.SelectedVM) e
 	}
 	err = client.Delete(ctx, chosen.Name, opts)
 	if apierrors.IsConflict(err) {
-		return errors.New("it was replaced by another VM of that name meanwhile: nothing was deleted")
+		return errors.New("nothing was deleted: another VM has replaced the VM under its name")
 	}
 	return vms.WrapNotFound(err, chosen.Namespace, chosen.Name)
 }
 
-// releaseServer deletes a VM whose server is kept. The deletion has the object's version as a
-// precondition: if another user takes the policy back in between, nothing is deleted.
+// releaseServer sets deletionPolicy Retain and deletes the VM. The deletion has the object's version as
+// a precondition, so that nothing is deleted if another user has changed the policy again.
 func (d *deleteOptions) releaseServer(ctx context.Context, chosen *vms.SelectedVM, opts metav1.DeleteOptions) error {
 	if chosen.VM.DeletionTimestamp != nil {
 		return errDeleting
@@ -219,21 +220,21 @@ func (d *deleteOptions) awaitDeletion(ctx context.Context, w *vms.Waiter) error 
 			}
 		}
 	}
-	w.Ended = func(one *vms.AwaitedVM, err error) {
-		switch {
+	w.Ended = func(awaited *vms.AwaitedVM, err error) {
+		switch vm := awaited.VM; {
 		case err != nil:
 			d.failed = true
-			w.PrintAbove(d.ErrOut, "error: %s: it is still being deleted: %s", one.VM.Name, d.DescribeError(err))
+			w.PrintAbove(d.ErrOut, "error: %s is still being deleted: %s", vm.Name, d.DescribeError(err))
 		case d.keepServer:
-			w.PrintAbove(d.Out, "%s deleted, its server %s is kept", d.NameOf(one.VM), serverName(one.VM))
+			w.PrintAbove(d.Out, "%s deleted, its server %s is kept", d.NameOf(vm), serverName(vm))
 		default:
-			w.PrintAbove(d.Out, "%s deleted", d.NameOf(one.VM))
+			w.PrintAbove(d.Out, "%s deleted", d.NameOf(vm))
 		}
 	}
 	return vms.AwaitVMs(ctx, d.Options, d.timeout, w)
 }
 
-// serverName returns the engine's name of a server.
+// serverName returns the ID of a server and its driver.
 func serverName(vm *api.VirtualMachine) string {
 	if s := vm.Status.Server; s != nil && s.ID != "" {
 		return servers.ShortID(s.ID) + " on " + vms.DriverOf(vm)
@@ -241,7 +242,7 @@ func serverName(vm *api.VirtualMachine) string {
 	return "on " + vms.DriverOf(vm)
 }
 
-// blockedText says what blocks a deletion.
+// blockedText says what blocks a deletion, or "" if nothing does.
 func blockedText(vm *api.VirtualMachine) string {
 	if c := vms.ConditionOf(vm, api.ConditionDeletionBlocked); c.Status == metav1.ConditionTrue {
 		return printable.Line(c.Message)

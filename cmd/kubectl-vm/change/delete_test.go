@@ -26,7 +26,7 @@ func TestRemovalText(t *testing.T) {
 		not  string
 	}{
 		"a machine":   {vm: base("qemu"), want: "root 40G, volume data 40G", not: "kept"},
-		"a container": {vm: base("docker"), want: "all that was written in the container", not: "40G"},
+		"a container": {vm: base("docker"), want: "everything that was written in the container", not: "40G"},
 		"kept":        {vm: base("qemu"), keep: true, want: "is kept with its data", not: "disks"},
 		"retained":    {vm: base("qemu").DeletionPolicy(api.DeletionRetain), want: "is kept with its data", not: "disks"},
 	}

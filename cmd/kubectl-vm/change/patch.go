@@ -19,16 +19,16 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// FieldManager owns the fields that this program changes, in metadata.managedFields.
+// FieldManager is the owner of the fields that this program changes, in metadata.managedFields.
 const FieldManager = "kubectl-vm"
 
-// patchVM changes fields of a VM. It is a merge patch and no server-side apply, as with kubectl
-// scale: the user's word counts, and those who apply the field get a conflict that names
-// this program.
+// patchVM changes fields of a VM. As kubectl scale does, it uses a merge patch instead of a
+// server-side apply. The patch always succeeds, and whoever applies the field later gets a conflict
+// that names this program.
 func patchVM(ctx context.Context, o *kit.Options, chosen *vms.SelectedVM, change any) (*api.VirtualMachine, error) {
 	body, err := json.Marshal(change)
 	if err != nil {
-		return nil, fmt.Errorf("write the change: %w", err)
+		return nil, fmt.Errorf("encode the change: %w", err)
 	}
 	client, err := o.VMs(chosen.Namespace)
 	if err != nil {
@@ -41,12 +41,12 @@ func patchVM(ctx context.Context, o *kit.Options, chosen *vms.SelectedVM, change
 	return vm, nil
 }
 
-// conflictBackoff is how a change with a precondition is tried again. Each status that the
-// controller writes is a conflict.
+// conflictBackoff has the waits before a change with a precondition is tried again. Each write of a
+// status by the controller causes a conflict.
 var conflictBackoff = wait.Backoff{Duration: 20 * time.Millisecond, Factor: 1.5, Jitter: 0.5, Steps: 12}
 
-// retryOnConflict repeats a change as long as others change the object, and returns its last error.
-// RetryOnConflict alone returns nil for an error that says that a context has ended.
+// retryOnConflict repeats a change after conflicts, and returns its last error. RetryOnConflict itself
+// would return nil for the error of an ended context.
 func retryOnConflict(change func() error) (err error) {
 	_ = retry.RetryOnConflict(conflictBackoff, func() error {
 		err = change()

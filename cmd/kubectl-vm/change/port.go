@@ -14,7 +14,7 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// NewPortCommand returns the verbs port add and port rm.
+// NewPortCommand returns the commands port add and port rm.
 func NewPortCommand(o *kit.Options) *cobra.Command {
 	return kit.NewVerbGroup(&cobra.Command{
 		Use:     "port",
@@ -72,11 +72,11 @@ func requireNameAndPorts(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// portsChange returns the change to a list of ports.
+// portsChange returns the change of spec.ports to ports. verb says what happens to the changed ports.
 func portsChange(ports, changed []api.Port, verb string) *specChange {
-	made := &specChange{patch: map[string]any{"ports": ports}}
+	change := &specChange{patch: map[string]any{"ports": ports}}
 	for _, p := range changed {
-		made.fields = append(made.fields, changedField{path: "ports", text: verb + spec.NamedPortText(p)})
+		change.fields = append(change.fields, changedField{path: "ports", text: verb + spec.NamedPortText(p)})
 	}
-	return made
+	return change
 }

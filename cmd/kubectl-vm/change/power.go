@@ -46,7 +46,7 @@ func newPowerCommand(o *kit.Options, verb powerVerb) *cobra.Command {
 	}
 	p.AddFlags(cmd)
 	cmd.Flags().BoolVar(&p.wait, "wait", false, "wait until it is done")
-	cmd.Flags().DurationVar(&p.timeout, "timeout", vms.DefaultWait, "with --wait: how long to wait, 0 without an end")
+	cmd.Flags().DurationVar(&p.timeout, "timeout", vms.DefaultWait, "with --wait: how long to wait; 0 means no limit")
 	return cmd
 }
 
@@ -59,9 +59,9 @@ func (p *powerOptions) changeVMs(ctx context.Context, args []string) error {
 		return err
 	}
 	w := &vms.Waiter{Open: map[types.UID]*vms.AwaitedVM{}}
-	vms.ForEach(found, func(one *vms.SelectedVM) { p.changeVM(ctx, one) }, func(one *vms.SelectedVM) {
-		if p.reportRequest(one); one.Err == nil && p.wait {
-			w.Open[one.VM.UID] = &vms.AwaitedVM{VM: one.VM, Reached: vms.WhenPowered(one.VM.Generation), Unchanged: one.Unchanged != ""}
+	vms.ForEach(found, func(vm *vms.SelectedVM) { p.changeVM(ctx, vm) }, func(vm *vms.SelectedVM) {
+		if p.reportRequest(vm); vm.Err == nil && p.wait {
+			w.Open[vm.VM.UID] = &vms.AwaitedVM{VM: vm.VM, Reached: vms.WhenPowered(vm.VM.Generation), Unchanged: vm.Unchanged != ""}
 		}
 	})
 	if err := errors.Join(ctx.Err(), p.awaitChanges(ctx, w)); err != nil {
@@ -70,7 +70,7 @@ func (p *powerOptions) changeVMs(ctx context.Context, args []string) error {
 	return p.exitError()
 }
 
-// changeVM changes one VM.
+// changeVM changes one VM, and stores the result in chosen.
 func (p *powerOptions) changeVM(ctx context.Context, chosen *vms.SelectedVM) {
 	if chosen.Err != nil {
 		return
@@ -92,7 +92,7 @@ func (p *powerOptions) changeVM(ctx context.Context, chosen *vms.SelectedVM) {
 	chosen.VM = patched
 }
 
-// reportRequest prints what was requested of one VM, unless it is printed after the wait.
+// reportRequest prints the request for one VM, unless awaitChanges prints it later.
 func (p *powerOptions) reportRequest(chosen *vms.SelectedVM) {
 	switch {
 	case chosen.Err != nil:
@@ -104,29 +104,29 @@ func (p *powerOptions) reportRequest(chosen *vms.SelectedVM) {
 	}
 }
 
-// awaitChanges waits for the VMs, and reports each.
+// awaitChanges waits for the VMs, and prints the result of each.
 func (p *powerOptions) awaitChanges(ctx context.Context, w *vms.Waiter) error {
-	w.Ended = func(one *vms.AwaitedVM, err error) {
-		switch {
+	w.Ended = func(awaited *vms.AwaitedVM, err error) {
+		switch vm := awaited.VM; {
 		case errors.Is(err, vms.ErrTimeout):
 			p.failed = true
-			w.PrintAbove(p.ErrOut, "error: %s: %s: %s", one.VM.Name, err, vms.ActivityText(one.VM))
+			w.PrintAbove(p.ErrOut, "error: %s: %s: %s", vm.Name, err, vms.ActivityText(vm))
 		case err != nil:
 			p.failed = true
-			w.PrintAbove(p.ErrOut, "error: %s", vms.DescribeFailure(p.Options, one.VM.Name, err))
+			w.PrintAbove(p.ErrOut, "error: %s", vms.DescribeFailure(p.Options, vm.Name, err))
 		default:
-			if !one.Unchanged {
-				w.PrintAbove(p.Out, "%s %s", p.NameOf(one.VM), p.verb.done)
+			if !awaited.Unchanged {
+				w.PrintAbove(p.Out, "%s %s", p.NameOf(vm), p.verb.done)
 			}
-			if text := unappliedText(p.Program, one.VM); text != "" {
-				w.PrintAbove(p.ErrOut, "%s %s", kit.ScreenOf(p.ErrOut).Paint("Warning:", kit.Yellow), text)
+			if text := unappliedText(p.Program, vm); text != "" {
+				w.PrintAbove(p.ErrOut, "%s %s", kit.TerminalOf(p.ErrOut).Paint("Warning:", kit.Yellow), text)
 			}
 		}
 	}
 	return vms.AwaitVMs(ctx, p.Options, p.timeout, w)
 }
 
-// unappliedText says what of a VM's spec does not apply yet.
+// unappliedText says which fields of a VM's spec do not apply, and why.
 func unappliedText(program string, vm *api.VirtualMachine) string {
 	switch status := &vm.Status; {
 	case status.RefusedField != nil:

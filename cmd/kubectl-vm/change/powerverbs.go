@@ -16,13 +16,13 @@ import (
 type powerVerb struct {
 	name, short, long string
 	examples          []string
-	// begun and done are the words that are printed about a VM, before and after a wait.
+	// begun and done are printed about a VM after the request, and after a wait.
 	begun, done string
-	// change returns the change of the spec, or nil and why the spec stays as it is.
+	// change returns the change of the spec, or nil and the reason why the spec is not changed.
 	change func(vm *api.VirtualMachine, now time.Time) (*powerChange, string, error)
 }
 
-// powerChange is a change of a spec. Fields that are not set stay.
+// powerChange is a change of a spec. Empty fields are not changed.
 type powerChange struct {
 	Action      api.Action   `json:"action,omitempty"`
 	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
@@ -66,7 +66,7 @@ func startVM(vm *api.VirtualMachine, now time.Time) (*powerChange, string, error
 	case vm.Spec.Action != api.ActionActive && vm.Spec.Action != "":
 		return &powerChange{Action: api.ActionActive}, "", nil
 	case vm.Status.Reason == api.ReasonCompleted, vm.Status.Reason == api.ReasonExited:
-		return restartAt(vm, now), "", nil // it ended by itself and stays off
+		return restartAt(vm, now), "", nil // the server has ended by itself and stays off
 	}
 	return nil, "action is already active", nil
 }
@@ -81,9 +81,9 @@ func stopVM(vm *api.VirtualMachine, _ time.Time) (*powerChange, string, error) {
 func restartVM(vm *api.VirtualMachine, now time.Time) (*powerChange, string, error) {
 	switch vm.Spec.Action {
 	case api.ActionStopped:
-		return nil, "", errors.New("it is stopped: start it instead")
+		return nil, "", errors.New("the VM is stopped: start it instead")
 	case api.ActionPaused:
-		return nil, "", errors.New("it is paused: resume it first")
+		return nil, "", errors.New("the VM is paused: resume it first")
 	default:
 		return restartAt(vm, now), "", nil
 	}
@@ -94,7 +94,7 @@ func pauseVM(vm *api.VirtualMachine, _ time.Time) (*powerChange, string, error) 
 	case api.ActionPaused:
 		return nil, "action is already paused", nil
 	case api.ActionStopped:
-		return nil, "", errors.New("it is stopped, so there is nothing to pause: start it first")
+		return nil, "", errors.New("the VM is stopped, so it cannot be paused: start it first")
 	default:
 		return &powerChange{Action: api.ActionPaused}, "", nil
 	}
@@ -105,14 +105,14 @@ func resumeVM(vm *api.VirtualMachine, _ time.Time) (*powerChange, string, error)
 	case api.ActionPaused:
 		return &powerChange{Action: api.ActionActive}, "", nil
 	case api.ActionStopped:
-		return nil, "", errors.New("it is stopped, not paused: start it")
+		return nil, "", errors.New("the VM is stopped, not paused: start it")
 	default:
-		return nil, "it is not paused", nil
+		return nil, "the VM is not paused", nil
 	}
 }
 
-// restartAt returns the change that restarts a VM once. The API keeps whole seconds, and a time
-// that the VM has already would not restart it.
+// restartAt returns the change that restarts a VM once. The API keeps whole seconds, so restartAt adds
+// one second if the VM already has this time: the same time would not cause a restart.
 func restartAt(vm *api.VirtualMachine, now time.Time) *powerChange {
 	at := metav1.NewTime(now.UTC().Truncate(time.Second))
 	for _, earlier := range []*metav1.Time{vm.Spec.RestartedAt, vm.Status.RestartedAt} {

@@ -22,7 +22,7 @@ type resizeOptions struct {
 	cpu, memory, disk string
 }
 
-// NewResizeCommand returns the verb resize.
+// NewResizeCommand returns the command resize.
 func NewResizeCommand(o *kit.Options) *cobra.Command {
 	r := &resizeOptions{changeOptions: changeOptions{Options: o}}
 	cmd := &cobra.Command{
@@ -60,9 +60,9 @@ func (r *resizeOptions) resizeVM(ctx context.Context, name string) error {
 	return r.changeVM(ctx, name, "resized", func(vm *api.VirtualMachine) (*specChange, error) { return sizeChange(vm, size), nil })
 }
 
-// sizeChange returns the change to a size.
+// sizeChange returns the change of spec.resource to size.
 func sizeChange(vm *api.VirtualMachine, size corev1.ResourceList) *specChange {
-	made := &specChange{}
+	change := &specChange{}
 	resources := map[string]any{}
 	for _, name := range []corev1.ResourceName{api.ResourceCPU, api.ResourceMemory, api.ResourceRootDisk} {
 		want, asked := size[name]
@@ -75,10 +75,10 @@ func sizeChange(vm *api.VirtualMachine, size corev1.ResourceList) *specChange {
 		if found {
 			before = vms.QuantityText(name, have)
 		}
-		made.fields = append(made.fields, changedField{
+		change.fields = append(change.fields, changedField{
 			path: "resource." + string(name), text: fmt.Sprintf("%s %s -> %s", name, before, vms.QuantityText(name, want)),
 		})
 	}
-	made.patch = map[string]any{"resource": resources}
-	return made
+	change.patch = map[string]any{"resource": resources}
+	return change
 }

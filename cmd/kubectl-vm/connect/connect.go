@@ -10,7 +10,7 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// joinGroup puts a verb into the group of those that connect to one VM, whose names it completes.
+// joinGroup puts a verb into the group of verbs that connect to one VM, and completes names of VMs for the verb.
 func joinGroup(o *kit.Options, cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID, cmd.ValidArgsFunction = kit.GroupConnect, vms.CompleteVM(o)
 	return cmd

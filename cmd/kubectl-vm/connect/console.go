@@ -16,31 +16,40 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// giveUpAfter is how long console tries to connect again after the connection is lost.
-const giveUpAfter = 5 * time.Minute
+// retryFor is how long the verb console tries to connect again after the connection is lost.
+const retryFor = 5 * time.Minute
 
-// NewConsoleCommand returns the verb console.
+// NewConsoleCommand returns the command console.
 func NewConsoleCommand(o *kit.Options) *cobra.Command {
 	return joinGroup(o, &cobra.Command{
 		Use:   "console NAME",
 		Short: "Use the serial console of a VM",
-		Long: "Use the serial console of a VM. Many people may watch, and the first to type may type.\n" +
-			"Ctrl-] leaves. The console connects again when the VM or Drover restarts.",
-		Args: kit.RequireNameAndCommand(kit.NoCommand), Example: o.FormatExamples("console web"),
+		Long: "Use the serial console of a VM, or of a container image the input and output of its command, as docker\n" +
+			"attach. Many people may watch, and the first to type may type. Ctrl-] leaves, or Ctrl-C where the\n" +
+			"command has an input without a terminal. The console connects again when the VM or Drover restarts.",
+		Args: kit.RequireName(kit.WithoutCommand), Example: o.FormatExamples("console web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return openConsole(cmd.Context(), o, args[0]) },
 	})
 }
 
 func openConsole(ctx context.Context, o *kit.Options, name string) error {
-	ctx, stop := printable.NewOutput(o.Out).WhileRead(ctx)
+	ctx, stop := printable.NewOutput(o.Out).UntilReaderCloses(ctx)
 	defer stop()
-	to, err := vms.FindTarget(ctx, o, name, streamsapi.Console)
+	target, err := vms.FindTarget(ctx, o, name, streamsapi.Console)
 	if err != nil {
 		return err
 	}
-	session := streams.ConsoleSession{
-		Client: to.Client, Namespace: to.Namespace, Name: to.Name,
-		In: o.In, Out: o.Out, Notes: o.ErrOut, Clock: o.Clock, GiveUp: giveUpAfter,
+	session := NewSession(o, target)
+	if hasTerminal := target.VM == nil || target.VM.Spec.TTY || !target.VM.Spec.Stdin; hasTerminal { // a pipe gets lines
+		session.Terminal = streams.OpenTerminal(o.In, o.Out)
 	}
-	return to.WrapError(ctx, session.Run(ctx))
+	return target.WrapError(ctx, session.Run(ctx))
+}
+
+// NewSession returns a session with the console of a VM.
+func NewSession(o *kit.Options, target vms.Target) *streams.ConsoleSession {
+	return &streams.ConsoleSession{
+		Client: target.Client, Namespace: target.Namespace, Name: target.Name,
+		In: o.In, Out: o.Out, Notes: o.ErrOut, Clock: o.Clock, RetryFor: retryFor,
+	}
 }

@@ -34,7 +34,7 @@ type copyOptions struct {
 	recursive bool
 }
 
-// NewCopyCommand returns the verb cp.
+// NewCopyCommand returns the command cp.
 func NewCopyCommand(o *kit.Options) *cobra.Command {
 	c := &copyOptions{sshOptions: sshOptions{Options: o}}
 	cmd := joinGroup(o, &cobra.Command{
@@ -49,7 +49,7 @@ func NewCopyCommand(o *kit.Options) *cobra.Command {
 		Example: o.FormatExamples("cp page.html web:/srv/", "cp -r debian@deb:/var/log ./log"),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {
-				return errors.New("give what to copy, and where to")
+				return errors.New("give at least two paths: what to copy, and where to copy it")
 			}
 			return nil
 		},
@@ -78,7 +78,7 @@ func (c *copyOptions) copyPaths(ctx context.Context, paths []string) error {
 		}
 	}
 	if len(remotes) != 1 {
-		return errors.New("one of the paths has to be in a VM, as in NAME:PATH, and the others on this computer")
+		return errors.New("exactly one of the paths has to be in a VM, as in NAME:PATH: the others have to be on this computer")
 	}
 	remote := ends[remotes[0]]
 	vm, err := findReachableVM(ctx, c.Options, remote.name)
@@ -90,10 +90,10 @@ func (c *copyOptions) copyPaths(ctx context.Context, paths []string) error {
 	case ends[0] == remote && len(ends) == 2:
 		return c.receiveFile(ctx, remote, ends[1].path)
 	case ends[len(ends)-1] != remote:
-		return errors.New("give what to copy before where to, and from a VM one path: NAME:PATH LOCAL")
+		return errors.New("to copy from a VM, give one path in the VM and then one on this computer: NAME:PATH LOCAL")
 	}
 	if len(ends) > 2 {
-		remote.path += "/" // it has to be a folder
+		remote.path += "/" // the destination of several files has to be a folder
 	}
 	for _, end := range ends[:len(ends)-1] {
 		if err := c.sendFile(ctx, end.path, remote); err != nil {
@@ -105,27 +105,27 @@ func (c *copyOptions) copyPaths(ctx context.Context, paths []string) error {
 
 // copyBySSH runs scp.
 func (c *copyOptions) copyBySSH(ctx context.Context, vm *api.VirtualMachine, ends []copyEnd) error {
-	to, err := c.findDestination(vm)
+	login, err := c.findDestination(vm)
 	if err != nil {
 		return err
 	}
 	if c.recursive {
-		to.args = append(to.args, "-r")
+		login.args = append(login.args, "-r")
 	}
-	args := append(slices.Clone(to.args), "--")
+	args := append(slices.Clone(login.args), "--")
 	for _, end := range ends {
-		args = append(args, end.scpArgument(to))
+		args = append(args, end.scpArgument(login))
 	}
 	return c.runProgram(ctx, "scp", args)
 }
 
-// usesSSH reports whether to copy over ssh, because the command line says so or nothing of Drover's is in the VM.
+// usesSSH reports whether to copy by scp, because the command line says so or Drover's program does not run in the VM.
 func (c *copyOptions) usesSSH(end copyEnd, vm *api.VirtualMachine) bool {
 	if end.user != "" || c.identity != "" || c.port != sshPort || len(c.options) > 0 || vms.DriverOf(vm) != vms.DriverQEMU {
 		return true
 	}
 	if vm.Spec.Image == nil {
-		return false // Drover's default counts, which is not known here
+		return false // Drover's default image is unknown here, so try without ssh
 	}
 	from := source.Parse(vm.Spec.Image.Source)
 	return from.Kind != source.None && !from.IsContainer()
@@ -133,30 +133,30 @@ func (c *copyOptions) usesSSH(end copyEnd, vm *api.VirtualMachine) bool {
 
 // sendFile copies a file or folder of this computer to a machine.
 func (c *copyOptions) sendFile(ctx context.Context, local string, remote copyEnd) error {
-	local, err := filepath.Abs(local) // "." is not a name
+	local, err := filepath.Abs(local) // the copy needs a name, which "." is not
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stream, out := io.Pipe()
-	left := make(chan error, 1)
+	packed := make(chan error, 1)
 	go func() {
 		err := files.Pack(out, local)
 		if _, isLeftOut := errors.AsType[*files.LeftOutError](err); err != nil && !isLeftOut {
-			cancel(err) // without an end of the stream, which would make it look whole
+			cancel(err) // and do not close out: an end of the stream would make it look complete
 		} else {
 			_ = out.Close()
 		}
-		left <- err
+		packed <- err
 	}()
 	err = c.runInGuest(ctx, remote, files.WriteCommand, stream, nil)
 	cause := context.Cause(ctx)
-	_ = stream.Close() // a guest that does not read any further
+	_ = stream.Close() // ends Pack if the guest has not read everything
 	if err := cmp.Or(cause, err); err != nil {
 		return err
 	}
-	return <-left
+	return <-packed
 }
 
 // receiveFile copies a file or folder of a machine to this computer.
@@ -182,15 +182,15 @@ func (c *copyOptions) receiveFile(ctx context.Context, remote copyEnd, local str
 	return cmp.Or(<-unpacked, err)
 }
 
-// unpackStream makes the files of a stream on this computer.
+// unpackStream creates the files of a stream on this computer.
 func (c *copyOptions) unpackStream(stream io.Reader, local, name string) error {
-	to, err := files.DestinationOf(local, name)
+	destination, err := files.DestinationOf(local, name)
 	if err != nil {
 		return err
 	}
-	to.Overwritten = &files.Overwritten{}
-	err = files.Unpack(stream, to)
-	if note := to.Overwritten.Describe(); note != "" {
+	destination.Overwritten = &files.Overwritten{}
+	err = files.Unpack(stream, destination)
+	if note := destination.Overwritten.Describe(); note != "" {
 		_, _ = fmt.Fprintln(c.ErrOut, note)
 	}
 	return err
@@ -198,30 +198,30 @@ func (c *copyOptions) unpackStream(stream io.Reader, local, name string) error {
 
 // runInGuest runs a command of Drover's program in a machine.
 func (c *copyOptions) runInGuest(ctx context.Context, end copyEnd, command string, in io.Reader, out io.Writer) error {
-	to, err := vms.FindTarget(ctx, c.Options, end.name, streamsapi.Exec)
+	target, err := vms.FindTarget(ctx, c.Options, end.name, streamsapi.Exec)
 	if err != nil {
 		return err
 	}
 	query := url.Values{"command": {command, end.path}, "stdin": {strconv.FormatBool(in != nil)}, "stdout": {strconv.FormatBool(out != nil)}, "stderr": {"true"}}
-	err = to.WrapError(ctx, to.RunCommand(ctx, query, guestStreams(in, out, c.ErrOut)))
-	if exit := (*kit.ExitError)(nil); err == nil || (errors.As(err, &exit) && exit.Err == nil) { // it has said why
+	err = target.WrapError(ctx, target.RunCommand(ctx, query, guestStreams(in, out, c.ErrOut)))
+	if exit := (*kit.ExitError)(nil); err == nil || (errors.As(err, &exit) && exit.Err == nil) { // the command has printed its error
 		return err
 	}
 	return fmt.Errorf("%w; to copy by ssh: USER@%s:PATH", err, end.name)
 }
 
-// guestStreams returns the streams of a command in the guest, whose errors reach a terminal without control characters.
+// guestStreams returns the streams of a command in the guest. The standard error is without control characters, for a terminal.
 func guestStreams(in io.Reader, out, errOut io.Writer) remotecommand.StreamOptions {
 	return remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: printable.NewWriter(errOut)}
 }
 
-// copyEnd is a path on this computer, or in a VM.
+// copyEnd is a path in the VM name, or on this computer if name is empty.
 type copyEnd struct{ user, name, path string }
 
-// parseCopyEnd reads a path as scp does: a colon before any slash comes after a host.
+// parseCopyEnd parses a path as scp does: the text before a colon is a host, unless it contains a slash.
 func parseCopyEnd(text string) (copyEnd, error) {
-	host, path, remote := strings.Cut(text, ":")
-	if !remote || strings.Contains(host, "/") {
+	host, path, hasColon := strings.Cut(text, ":")
+	if !hasColon || strings.Contains(host, "/") {
 		return copyEnd{path: text}, nil
 	}
 	user, name, err := splitTarget(host)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package connect has the verbs of kubectl vm that connect to one VM: console, exec, logs, ip,
-// ssh, cp and port-forward, a file each.
+// ssh, cp and port-forward. Each verb has a file.
 //
-// Start with console.go, which is the shortest. Each verb finds its stream by vm.FindTarget.
+// Start with console.go, the shortest file. Each verb finds its stream by vm.FindTarget.
 package connect

@@ -25,7 +25,7 @@ type ipOptions struct {
 	output kit.JSONFlag
 }
 
-// NewIPCommand returns the verb ip.
+// NewIPCommand returns the command ip.
 func NewIPCommand(o *kit.Options) *cobra.Command {
 	i := &ipOptions{Options: o}
 	cmd := joinGroup(o, &cobra.Command{
@@ -33,27 +33,27 @@ func NewIPCommand(o *kit.Options) *cobra.Command {
 		Short: "Show the network interfaces that a VM itself sees",
 		Long: "Show the network interfaces that a VM itself sees: those of a container, or what\n" +
 			"the QEMU guest agent of a machine reports.",
-		Args: kit.RequireNameAndCommand(kit.NoCommand), Example: o.FormatExamples("ip web"),
+		Args: kit.RequireName(kit.WithoutCommand), Example: o.FormatExamples("ip web"),
 		RunE: func(cmd *cobra.Command, args []string) error { return i.printInterfaces(cmd.Context(), args[0]) },
 	})
 	i.output.AddFlag(cmd, "output format: json")
 	return cmd
 }
 
-// maxInterfaces limits the answer, which a guest may have a part in, in bytes.
+// maxInterfaces is the largest answer, in bytes. A guest may determine a part of the answer.
 const maxInterfaces = 1 << 20
 
 func (i *ipOptions) printInterfaces(ctx context.Context, name string) error {
 	if err := i.output.Check(); err != nil {
 		return err
 	}
-	from, err := vms.FindTarget(ctx, i.Options, name, streamsapi.Interfaces)
+	target, err := vms.FindTarget(ctx, i.Options, name, streamsapi.Interfaces)
 	if err != nil {
 		return err
 	}
-	body, err := from.OpenStream(ctx, streamsapi.Interfaces, nil)
+	body, err := target.OpenStream(ctx, streamsapi.Interfaces, nil)
 	if err != nil {
-		return from.WrapError(ctx, err)
+		return target.WrapError(ctx, err)
 	}
 	defer func() { _ = body.Close() }()
 	answer, err := io.ReadAll(io.LimitReader(body, maxInterfaces))
@@ -91,5 +91,5 @@ func (i *ipOptions) printAddresses(answer []byte) error {
 			name, mac = "", ""
 		}
 	}
-	return t.Print(i.Out, kit.ScreenOf(i.Out))
+	return t.Print(i.Out, kit.TerminalOf(i.Out))
 }

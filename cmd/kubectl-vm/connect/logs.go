@@ -21,31 +21,31 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// LogQuery says which part of a log is printed.
+// LogQuery says which part of a log to print.
 type LogQuery struct {
-	// Follow adds later output, and Previous reads the log before the current one.
+	// Follow also prints later output. Previous prints the log before the current log instead.
 	Follow, Previous bool
-	// Tail is the number of lines from the end, -1 for all.
+	// Tail is the number of lines to print from the end, or -1 for all lines.
 	Tail int64
 }
 
-// logsOptions are the flags of logs.
+// logsOptions has the flags of the command logs.
 type logsOptions struct {
 	*kit.Options
 	query LogQuery
 }
 
-// NewLogsCommand returns the verb logs.
+// NewLogsCommand returns the command logs.
 func NewLogsCommand(o *kit.Options) *cobra.Command {
 	l := &logsOptions{Options: o}
 	cmd := joinGroup(o, &cobra.Command{
 		Use:   "logs NAME",
 		Short: "Print what a VM wrote to its console or output",
-		Args:  kit.RequireNameAndCommand(kit.NoCommand), Example: o.FormatExamples("logs web", "logs web -f --tail 20"),
+		Args:  kit.RequireName(kit.WithoutCommand), Example: o.FormatExamples("logs web", "logs web -f --tail 20"),
 		RunE: func(cmd *cobra.Command, args []string) error { return l.printLog(cmd.Context(), args[0]) },
 	})
-	cmd.Flags().BoolVarP(&l.query.Follow, "follow", "f", false, "continue with the output that is written from now on")
-	cmd.Flags().BoolVarP(&l.query.Previous, "previous", "p", false, "print what came before the current log: the container's run before, or what was cut off a machine's log")
+	cmd.Flags().BoolVarP(&l.query.Follow, "follow", "f", false, "keep printing new output")
+	cmd.Flags().BoolVarP(&l.query.Previous, "previous", "p", false, "print the log before the current one: of a container's previous run, or the rotated part of a machine's log")
 	cmd.Flags().Int64Var(&l.query.Tail, "tail", -1, "number of lines from the end to print, -1 for all")
 	return cmd
 }
@@ -54,62 +54,63 @@ func (l *logsOptions) printLog(ctx context.Context, name string) error {
 	if l.query.Tail < -1 {
 		return fmt.Errorf("--tail is %d: it must be -1 or more", l.query.Tail)
 	}
-	ctx, stop := printable.NewOutput(l.Out).WhileRead(ctx)
+	ctx, stop := printable.NewOutput(l.Out).UntilReaderCloses(ctx)
 	defer stop()
-	from, err := vms.FindTarget(ctx, l.Options, name, streamsapi.Log)
+	target, err := vms.FindTarget(ctx, l.Options, name, streamsapi.Log)
 	if err != nil {
 		return err
 	}
-	return from.WrapError(ctx, CopyLog(ctx, from, l.Out, l.ErrOut, l.query, nil))
+	return target.WrapError(ctx, CopyLog(ctx, target, l.Out, l.ErrOut, l.query, nil))
 }
 
-// Progress is how many bytes of a run's output a job has printed, or lost, by stream.
+// Progress counts the bytes of standard output and standard error that a job has printed, or knows to be lost.
 type Progress struct{ Stdout, Stderr int64 }
 
-// CopyLog prints the log of a VM. A job has its progress: it goes on from there, and does without none of the output.
-func CopyLog(ctx context.Context, from vms.Target, out, errOut io.Writer, part LogQuery, job *Progress) error {
-	query := url.Values{"follow": {strconv.FormatBool(part.Follow)}, "previous": {strconv.FormatBool(part.Previous)}}
-	if part.Tail >= 0 {
-		query.Set("tailLines", strconv.FormatInt(part.Tail, 10))
+// CopyLog prints the log of a VM. For a job, it continues after the job's progress, updates the progress, and fails if
+// output is lost. Without a job, progress is nil, and lost output is not reported.
+func CopyLog(ctx context.Context, target vms.Target, out, errOut io.Writer, query LogQuery, progress *Progress) error {
+	parameters := url.Values{"follow": {strconv.FormatBool(query.Follow)}, "previous": {strconv.FormatBool(query.Previous)}}
+	if query.Tail >= 0 {
+		parameters.Set("tailLines", strconv.FormatInt(query.Tail, 10))
 	}
-	if job == nil {
-		job = &Progress{}
+	if progress == nil {
+		progress = &Progress{}
 	} else {
-		query.Set("attached", "true")
-		query.Set("skipStdout", strconv.FormatInt(job.Stdout, 10))
-		query.Set("skipStderr", strconv.FormatInt(job.Stderr, 10))
+		parameters.Set("attached", "true")
+		parameters.Set("skipStdout", strconv.FormatInt(progress.Stdout, 10))
+		parameters.Set("skipStderr", strconv.FormatInt(progress.Stderr, 10))
 	}
-	stdout := &countedWriter{out, &job.Stdout}
-	err := from.CopyStream(ctx, streamsapi.Log, query, remotecommand.StreamOptions{Stdout: stdout, Stderr: &countedWriter{errOut, &job.Stderr}})
+	stdout := &countedWriter{out, &progress.Stdout}
+	err := target.CopyStream(ctx, streamsapi.Log, parameters, remotecommand.StreamOptions{Stdout: stdout, Stderr: &countedWriter{errOut, &progress.Stderr}})
 	if !errors.Is(err, streams.ErrNoWebSocket) {
 		return err
 	}
-	log, err := from.OpenStream(ctx, streamsapi.Log, query)
+	log, err := target.OpenStream(ctx, streamsapi.Log, parameters)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = log.Close() }()
-	if _, err := io.CopyN(io.Discard, log, job.Stdout); err != nil {
+	if _, err := io.CopyN(io.Discard, log, progress.Stdout); err != nil {
 		return ignoreEOF(err)
 	}
 	_, err = io.Copy(stdout, log)
 	return err
 }
 
-// countedWriter counts what it writes.
+// countedWriter counts the bytes that it writes.
 type countedWriter struct {
-	to      io.Writer
+	writer  io.Writer
 	written *int64
 }
 
 // Write implements io.Writer.
 func (w *countedWriter) Write(p []byte) (int, error) {
-	n, err := w.to.Write(p)
+	n, err := w.writer.Write(p)
 	*w.written += int64(n)
 	return n, err
 }
 
-// ignoreEOF returns nil for the end of a log.
+// ignoreEOF returns nil for io.EOF, which is the end of a log. It returns any other error unchanged.
 func ignoreEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil

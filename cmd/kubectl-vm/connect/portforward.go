@@ -26,7 +26,7 @@ type portForwardOptions struct {
 	stdio   bool
 }
 
-// NewPortForwardCommand returns the verb port-forward.
+// NewPortForwardCommand returns the command port-forward.
 func NewPortForwardCommand(o *kit.Options) *cobra.Command {
 	p := &portForwardOptions{Options: o}
 	cmd := joinGroup(o, &cobra.Command{
@@ -57,18 +57,18 @@ func (p *portForwardOptions) forwardPorts(ctx context.Context, name string, port
 		forwards = append(forwards, forward)
 	}
 	if p.stdio && len(forwards) != 1 {
-		return fmt.Errorf("--stdio takes one port, and there are %d", len(forwards))
+		return fmt.Errorf("--stdio takes one port, but %d were given", len(forwards))
 	}
-	to, err := vms.FindTarget(ctx, p.Options, name, streamsapi.PortForward)
+	target, err := vms.FindTarget(ctx, p.Options, name, streamsapi.PortForward)
 	if err != nil {
 		return err
 	}
-	if err := checkPorts(p.Program, to, forwards); err != nil {
+	if err := checkPorts(p.Program, target, forwards); err != nil {
 		return err
 	}
-	forwarder := streams.PortForwarder{Client: to.Client, Namespace: to.Namespace, Name: to.Name, Address: p.address, Notes: p.ErrOut}
+	forwarder := streams.PortForwarder{Client: target.Client, Namespace: target.Namespace, Name: target.Name, Address: p.address, Notes: p.ErrOut}
 	if p.stdio {
-		return to.WrapError(ctx, forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
+		return target.WrapError(ctx, forwarder.Connect(ctx, forwards[0].Remote, stdio{p.In, p.Out}))
 	}
 	if err := forwarder.Run(ctx, forwards); err != nil {
 		return err
@@ -76,24 +76,24 @@ func (p *portForwardOptions) forwardPorts(ctx context.Context, name string, port
 	return context.Cause(ctx)
 }
 
-// checkPorts returns an error if no connection could be made: of a pod, only the TCP ports of the spec
-// can be reached.
-func checkPorts(program string, to vms.Target, forwards []streams.Forward) error {
-	if to.VMErr != nil || to.VM.Status.Driver != vms.DriverPod {
-		return to.VMErr
+// checkPorts returns an error if a port of a pod cannot be reached: only the TCP ports in the pod's spec can. It also
+// returns an error if the VM could not be read.
+func checkPorts(program string, target vms.Target, forwards []streams.Forward) error {
+	if target.VMErr != nil || target.VM.Status.Driver != vms.DriverPod {
+		return target.VMErr
 	}
 	for _, f := range forwards {
 		isListed := func(p api.Port) bool { return p.Port == int32(f.Remote) && p.Protocol != api.ProtocolUDP }
-		if !slices.ContainsFunc(to.VM.Spec.Ports, isListed) {
-			name := to.VM.Name
+		if !slices.ContainsFunc(target.VM.Spec.Ports, isListed) {
+			name := target.VM.Name
 			return fmt.Errorf("port %d: VM %s does not list this TCP port in spec.ports; add it with %s port add %s %d", f.Remote, name, program, name, f.Remote)
 		}
 	}
 	return nil
 }
 
-// stdio is standard input and output as one connection. Both stay open until the program ends,
-// because ssh ends with its connection, and the program with ssh, before an error is printed.
+// stdio is standard input and output as one connection. Both stay open until the program ends. If
+// they were closed before, ssh would end, and with ssh this program, before it can print an error.
 type stdio struct {
 	io.Reader
 	io.Writer

@@ -29,23 +29,23 @@ import (
 	"cloudnative.tw/drover/internal/image/source"
 )
 
-// sshPort is where ssh servers listen.
+// sshPort is the default port of ssh servers.
 const sshPort = 22
 
 // endDelay is how long ssh may take to end after Ctrl-C.
 const endDelay = 5 * time.Second
 
-// sshOptions are the flags of ssh, and those of cp that it shares.
+// sshOptions are the flags that the verbs ssh and cp share.
 type sshOptions struct {
 	*kit.Options
 	user, identity string
 	port           uint16
 	options        []string
-	// passedOn are the flags of the command line that say which cluster is meant.
-	passedOn []string
+	// clusterFlags are the kubectl flags of the command line, which ssh's proxy command repeats.
+	clusterFlags []string
 }
 
-// NewSSHCommand returns the verb ssh.
+// NewSSHCommand returns the command ssh.
 func NewSSHCommand(o *kit.Options) *cobra.Command {
 	s := &sshOptions{Options: o}
 	cmd := joinGroup(o, &cobra.Command{
@@ -58,7 +58,7 @@ func NewSSHCommand(o *kit.Options) *cobra.Command {
 			"The VM's host key is accepted at the first login and then kept under the VM's UID:\n" +
 			"a VM that was deleted and created again is another host.",
 		Example: o.FormatExamples("ssh debian@web", "ssh debian@web -- uptime"),
-		Args:    kit.RequireNameAndCommand(kit.MayHaveCommand),
+		Args:    kit.RequireName(kit.WithOptionalCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := s.readFlags(cmd); err != nil {
 				return err
@@ -86,14 +86,14 @@ func (s *sshOptions) runSSH(ctx context.Context, target string, command []string
 	if err != nil {
 		return err
 	}
-	to, err := s.findDestination(vm)
+	login, err := s.findDestination(vm)
 	if err != nil {
 		return err
 	}
-	if user := cmp.Or(s.user, user, to.user); user != "" {
-		to.args = append(to.args, "-l", user)
+	if user := cmp.Or(s.user, user, login.user); user != "" {
+		login.args = append(login.args, "-l", user)
 	}
-	return s.runProgram(ctx, "ssh", append(append(to.args, "--", to.host), command...))
+	return s.runProgram(ctx, "ssh", append(append(login.args, "--", login.host), command...))
 }
 
 // splitTarget splits USER@NAME.
@@ -110,14 +110,14 @@ func splitTarget(target string) (user, name string, err error) {
 	return user, name, nil
 }
 
-// destination is a VM that ssh or scp connects to.
+// destination is a VM to which ssh or scp connects.
 type destination struct {
-	args []string // options that lead to the VM
+	args []string // the options with which ssh reaches the VM
 	host string
-	user string // who logs in unless the command line says it; empty if that is not known
+	user string // the default user, or "" if it is unknown
 }
 
-// findReachableVM returns a VM that accepts connections.
+// findReachableVM returns a VM, and an error if the VM is stopped or paused.
 func findReachableVM(ctx context.Context, o *kit.Options, name string) (*api.VirtualMachine, error) {
 	vm, err := vms.FindVM(ctx, o, name)
 	if err != nil {
@@ -126,7 +126,7 @@ func findReachableVM(ctx context.Context, o *kit.Options, name string) (*api.Vir
 	return vm, vms.CheckPower(o.Program, vm)
 }
 
-// findDestination returns the destination that a VM is. The key of the host is stored under the VM's UID.
+// findDestination returns a VM as a destination for ssh. ssh stores the VM's host key under the VM's UID.
 func (s *sshOptions) findDestination(vm *api.VirtualMachine) (destination destination, err error) {
 	known, err := knownHostsFile()
 	if err != nil {
@@ -146,8 +146,8 @@ func (s *sshOptions) findDestination(vm *api.VirtualMachine) (destination destin
 	return destination, nil
 }
 
-// loginUser returns the user of the cloud image that a VM's spec names, if the catalogue of this program has
-// the name: cloud-init gives that user the VM's keys. It returns "" for every other image.
+// loginUser returns the user to whom cloud-init gives the VM's keys, if the VM's image is a cloud image in the
+// catalogue of this program. It returns "" for every other image.
 func loginUser(vm *api.VirtualMachine) string {
 	if vm.Spec.Image == nil {
 		return ""
@@ -159,7 +159,7 @@ func loginUser(vm *api.VirtualMachine) string {
 	return catalogue.Shipped().User(from.Name)
 }
 
-// findSelf returns the command that starts this program again, which is the file that runs if self names none.
+// findSelf returns the command that starts this program again: self, or the running file if self is nil.
 func findSelf(self []string) ([]string, error) {
 	if self != nil {
 		return self, nil
@@ -169,21 +169,21 @@ func findSelf(self []string) ([]string, error) {
 }
 
 func (s *sshOptions) hostOptions(self []string, name string, uid types.UID, known string) []string {
-	proxy := slices.Concat(self, []string{"port-forward", "--stdio"}, s.passedOn, []string{"--", name, strconv.Itoa(int(s.port))})
+	proxy := slices.Concat(self, []string{"port-forward", "--stdio"}, s.clusterFlags, []string{"--", name, strconv.Itoa(int(s.port))})
 	return []string{
 		"ProxyCommand=" + quoteCommand(proxy),
 		"HostKeyAlias=" + hostKeyAlias(uid),
 		"UserKnownHostsFile=" + quoteWord(known),
 		"StrictHostKeyChecking=accept-new",
 		"CheckHostIP=no",
-		"ControlPath=none", // its connections are found by the name, which VMs of other clusters may have
+		"ControlPath=none", // shared connections are found by name, and a VM of another cluster may have the same name
 	}
 }
 
-// hostKeyAlias is the name under which the host key of a VM is stored.
+// hostKeyAlias returns the name under which ssh stores the host key of a VM.
 func hostKeyAlias(uid types.UID) string { return "drover-" + string(uid) }
 
-// knownHostsFile returns the file of the VMs' host keys, in a folder that exists.
+// knownHostsFile returns the path of the file with the VMs' host keys. It creates the folder of the file.
 func knownHostsFile() (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
@@ -193,8 +193,8 @@ func knownHostsFile() (string, error) {
 	return filepath.Join(dir, "known_hosts"), os.MkdirAll(dir, 0o700)
 }
 
-// quoteCommand returns a command for the shell that runs a ProxyCommand, in which ssh
-// replaces what follows a percent sign.
+// quoteCommand quotes a command for ProxyCommand, which a shell runs. It doubles percent signs, since ssh
+// expands them.
 func quoteCommand(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
@@ -203,20 +203,20 @@ func quoteCommand(words []string) string {
 	return strings.ReplaceAll(strings.Join(quoted, " "), "%", "%%")
 }
 
-// quoteWord quotes a path in ssh's configuration, where a space would end it.
+// quoteWord quotes a path for ssh's configuration, where a space would end the path.
 func quoteWord(path string) string {
 	return "\"" + strings.ReplaceAll(path, "%", "%%") + "\""
 }
 
-// readFlags stores the flags of the command line that say which cluster is meant. Others of
-// this computer can read ssh's command line, so no secret may be in it.
+// readFlags stores the kubectl flags of the command line for ssh's proxy command. It refuses flags that
+// contain a secret, since other users of this computer can read ssh's command line.
 func (s *sshOptions) readFlags(cmd *cobra.Command) error {
 	for _, secret := range []string{"token", "password"} {
 		if f := cmd.Flags().Lookup(secret); f != nil && f.Changed {
 			return fmt.Errorf("--%s cannot be used here, since others could read it: put it into a kubeconfig", secret)
 		}
 	}
-	s.passedOn = nil
+	s.clusterFlags = nil
 	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
 		if list, ok := f.Value.(pflag.SliceValue); ok {
@@ -224,14 +224,14 @@ func (s *sshOptions) readFlags(cmd *cobra.Command) error {
 		}
 		for _, value := range values {
 			if f.Changed {
-				s.passedOn = append(s.passedOn, "--"+f.Name+"="+value)
+				s.clusterFlags = append(s.clusterFlags, "--"+f.Name+"="+value)
 			}
 		}
 	})
 	return nil
 }
 
-// runProgram runs ssh or scp with the streams of this program, and passes its exit code on.
+// runProgram runs ssh or scp with the streams of this program, and returns its exit code as an error.
 func (s *sshOptions) runProgram(ctx context.Context, program string, args []string) error {
 	path, err := exec.LookPath(program)
 	if err != nil {
@@ -239,10 +239,10 @@ func (s *sshOptions) runProgram(ctx context.Context, program string, args []stri
 	}
 	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // ssh or scp, with the arguments of its user
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.In, s.Out, s.ErrOut
-	if file := printable.File(s.Out); file != nil { // it may be a terminal, which the program has to see
+	if file := printable.File(s.Out); file != nil { // so that the program sees whether it is a terminal
 		cmd.Stdout = file
 	}
-	// ssh gets the time to restore the terminal.
+	// SIGTERM gives ssh the chance to restore the terminal.
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, endDelay
 	err = cmd.Run()
 	if ctx.Err() != nil {

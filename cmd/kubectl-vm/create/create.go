@@ -35,7 +35,7 @@ type createOptions struct {
 	timeout time.Duration
 }
 
-// NewCreateCommand returns the verb create.
+// NewCreateCommand returns the command create.
 func NewCreateCommand(o *kit.Options) *cobra.Command {
 	c := &createOptions{Options: o}
 	cmd := &cobra.Command{
@@ -43,20 +43,20 @@ func NewCreateCommand(o *kit.Options) *cobra.Command {
 		GroupID: kit.GroupLifecycle,
 		Short:   "Create a VM",
 		Long: "Create a VM and, with --wait, follow it until it is ready.\n\n" +
-			"An image is a reference such as nginx:1.29, which runs as a container under docker and boots as a\n" +
-			"machine under qemu. Under qemu it may also be the name of a cloud image such as cloud://debian/13,\n" +
-			"https://... with a --checksum, oci://registry/name:tag, or the path of a file on Drover's host.\n" +
-			"What follows -- are arguments for the image's entrypoint, or with --command what runs in its place;\n" +
-			"such a VM is for one job, and is not started again when it has ended, unless --restart-policy says so.\n" +
+			"An image is a reference such as nginx:1.29, which the driver docker runs as a container and the driver\n" +
+			"qemu boots as a machine. With qemu it may also be a cloud image (cloud://debian/13), a URL (https://...,\n" +
+			"with --checksum), a container disk (oci://registry/name:tag), or the path of a file on Drover's host.\n" +
+			"Arguments after -- are passed to the image's entrypoint or, with --command, replace it. A VM with such\n" +
+			"arguments is not started again after it has ended, unless --restart-policy says otherwise.\n" +
 			"User-data goes into a Secret that is removed with the VM. --dry-run=client -o yaml prints a\n" +
 			"manifest and creates nothing.",
 		Example: o.FormatExamples("create web --image nginx:1.29 --port 8080:80 --probe 80 --wait",
 			"create dev --driver qemu --image cloud://debian/13 --cpu 2 --memory 4G --disk 20G --ssh-key auto --port 2222:22",
 			"create job --image python:3.13 --env LEVEL=3 -- python -c 'print(1)'",
 			"create web --image nginx:1.29 --dry-run=client -o yaml > web.yaml"),
-		Args: kit.RequireNameAndCommand(kit.MayHaveCommand),
+		Args: kit.RequireName(kit.WithOptionalCommand),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.flags.Words = args[1:]
+			c.flags.Args = args[1:]
 			return c.createVM(cmd.Context(), args[0])
 		},
 
@@ -67,7 +67,7 @@ func NewCreateCommand(o *kit.Options) *cobra.Command {
 	c.output.AddFlag(cmd)
 	c.dryRun.AddFlag(cmd)
 	cmd.Flags().BoolVar(&c.wait, "wait", false, "wait until the VM is ready, and show its progress")
-	cmd.Flags().DurationVar(&c.timeout, "timeout", vms.DefaultWait, "with --wait: how long to wait, 0 without an end")
+	cmd.Flags().DurationVar(&c.timeout, "timeout", vms.DefaultWait, "with --wait: how long to wait; 0 means no limit")
 	return cmd
 }
 
@@ -96,11 +96,11 @@ func (c *createOptions) prepareObjects(ctx context.Context, name string) (*apply
 	if err != nil {
 		return nil, nil, err
 	}
-	secret := name + "-" + spec.UserDataKey
+	secretName := name + "-" + spec.UserDataKey
 	if !c.dryRun.IsClient() {
-		secret += "-" + rand.String(5) // the Secret of an earlier VM of that name may be about to go
+		secretName += "-" + rand.String(5) // the Secret of an earlier VM with the same name may still exist
 	}
-	vm, err := c.flags.BuildVM(ctx, namespace, name, secret)
+	vm, err := c.flags.BuildVM(ctx, namespace, name, secretName)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -108,13 +108,13 @@ func (c *createOptions) prepareObjects(ctx context.Context, name string) (*apply
 	if err != nil {
 		return nil, nil, err
 	}
-	if c.dryRun.IsClient() && *c.Config.Namespace == "" { // a manifest names no namespace unless the user does, as with kubectl
+	if c.dryRun.IsClient() && *c.Config.Namespace == "" { // as with kubectl, a manifest has a namespace only if the user gives one
 		vm.Namespace, namespace = nil, ""
 	}
-	return vm, newSecret(namespace, secret, data), nil
+	return vm, newSecret(namespace, secretName, data), nil
 }
 
-// printManifests prints what would be sent.
+// printManifests prints what a client dry run would create, in the chosen format.
 func (c *createOptions) printManifests(vm *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) error {
 	if !c.output.PrintsObjects() {
 		_, err := fmt.Fprintf(c.Out, "%s created%s\n", vms.QualifiedName(*vm.Name), c.dryRun.Suffix())
@@ -135,24 +135,24 @@ func (c *createOptions) printManifests(vm *apply.VirtualMachineApplyConfiguratio
 	return c.output.PrintObjects(c.Out, append(objects, object)...)
 }
 
-// toUnstructured returns an object without the fields that only the API server fills in.
+// toUnstructured converts an object for printing, without the field that only the API server fills in.
 func toUnstructured(source any) (*unstructured.Unstructured, error) {
 	body, err := json.Marshal(source)
 	if err != nil {
-		return nil, fmt.Errorf("write the manifest: %w", err)
+		return nil, fmt.Errorf("encode the manifest: %w", err)
 	}
 	object := &unstructured.Unstructured{}
 	if err := json.Unmarshal(body, &object.Object); err != nil {
-		return nil, fmt.Errorf("write the manifest: %w", err)
+		return nil, fmt.Errorf("encode the manifest: %w", err)
 	}
 	unstructured.RemoveNestedField(object.Object, "metadata", "creationTimestamp")
 	return object, nil
 }
 
-// createObjects creates the Secret, if there is one, and the VM. The Secret is first, because the
-// controller needs it at once; the VM owns it, and is removed with it.
+// createObjects creates the Secret, if there is one, and then the VM. The Secret comes first, because
+// the controller needs it at once. The VM owns the Secret, so that both are removed together.
 func (c *createOptions) createObjects(ctx context.Context, wanted *apply.VirtualMachineApplyConfiguration, secret *corev1.Secret) (*api.VirtualMachine, error) {
-	if err := checkAbsence(ctx, c.Options, *wanted.Namespace, *wanted.Name); err != nil {
+	if err := checkNotExists(ctx, c.Options, *wanted.Namespace, *wanted.Name); err != nil {
 		return nil, err
 	}
 	if secret != nil {
@@ -166,24 +166,24 @@ func (c *createOptions) createObjects(ctx context.Context, wanted *apply.Virtual
 	}
 	vm, err := client.Apply(ctx, wanted, metav1.ApplyOptions{FieldManager: change.FieldManager, DryRun: c.dryRun.RequestOption()})
 	if secret != nil && !c.dryRun.IsEnabled() {
-		ownOrDeleteSecret(ctx, c.Options, vm, secret, err)
+		setOwnerOrDeleteSecret(ctx, c.Options, vm, secret, err)
 	}
 	return vm, err
 }
 
-// checkAbsence refuses to change a VM that exists: an apply would.
-func checkAbsence(ctx context.Context, o *kit.Options, namespace, name string) error {
+// checkNotExists returns an error if the VM exists, since an apply would change it.
+func checkNotExists(ctx context.Context, o *kit.Options, namespace, name string) error {
 	_, err := vms.GetVM(ctx, o, namespace, name)
 	switch {
 	case err == nil:
 		return fmt.Errorf("%s %q already exists in namespace %q", vms.Resource, name, namespace)
-	case vms.IsNotFound(err), apierrors.IsForbidden(err): // who may only create is answered by the apply
+	case vms.IsNotFound(err), apierrors.IsForbidden(err): // a user who may not read VMs may still create one
 		return nil
 	}
 	return err
 }
 
-// finishCreation prints what was created, and waits if that was asked for.
+// finishCreation prints the created VM, and waits for it if the user wants that.
 func (c *createOptions) finishCreation(ctx context.Context, vm *api.VirtualMachine) error {
 	if c.output.PrintsObjects() {
 		if err := c.output.PrintObjects(c.Out, vm); err != nil {

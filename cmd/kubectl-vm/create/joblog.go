@@ -22,8 +22,8 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// whenRun awaits that a VM runs, in another run than the one that is known, or has ended and is not started again.
-func whenRun(generation int64, known string) vms.Goal {
+// whenRun returns the goal that a VM runs, in another run than earlierRun, or that it has ended and is not started again.
+func whenRun(generation int64, earlierRun string) vms.Goal {
 	return func(vm *api.VirtualMachine) (bool, error) {
 		isUp := vm.Status.Phase == api.PhaseActive && vm.Status.Server != nil && vm.Status.Server.Terminated == nil
 		switch {
@@ -33,20 +33,30 @@ func whenRun(generation int64, known string) vms.Goal {
 			return false, nil
 		case hasEnded(vm):
 			return true, nil
-		case vms.IsStalled(vm):
+		case vms.IsStalled(vm), lacksImage(vm):
 			return false, fmt.Errorf("%w: %s: %s", vms.ErrStalled, vm.Status.Reason, printable.Line(vm.Status.Message))
 		}
-		return isUp && runOf(vm) != "" && runOf(vm) != known, nil
+		return isUp && runOf(vm) != "" && runOf(vm) != earlierRun, nil
 	}
 }
 
-// hasEnded reports whether the run of a VM is over, and Drover starts none after it.
+// imageTries is how often Drover may fail to get the image until run gives up: a registry may be away for a moment.
+const imageTries = 3
+
+// lacksImage reports whether the image cannot be had: its tag is absent, or not for this processor, or its registry does
+// not answer. Drover tries on.
+func lacksImage(vm *api.VirtualMachine) bool {
+	operation := vm.Status.Operation
+	return operation != nil && operation.Reason == api.ReasonImageUnavailable && operation.Attempts >= imageTries
+}
+
+// hasEnded reports whether the last run of a VM has ended, and Drover does not start another.
 func hasEnded(vm *api.VirtualMachine) bool {
 	isOff := vm.Status.Phase == api.PhaseStopped || (vm.Status.Phase == api.PhaseFailed && vm.Status.Reason == api.ReasonExited)
 	return isOff && vm.Status.Server != nil && vm.Status.Server.Terminated != nil
 }
 
-// runOf returns the last run of a VM that was seen to run.
+// runOf returns the last run of a VM that the controller saw running.
 func runOf(vm *api.VirtualMachine) string {
 	if vm.Status.Server == nil {
 		return ""
@@ -54,56 +64,57 @@ func runOf(vm *api.VirtualMachine) string {
 	return vm.Status.Server.Run
 }
 
-// jobLog prints the log of a VM as it comes.
+// jobLog prints the log of a VM while its job runs.
 type jobLog struct {
 	*kit.Options
-	vm      string
-	run     string // the run of the VM to which the log belongs
-	printed connect.Progress
-	isLost  bool  // some of the output was lost
-	broken  error // the error that interrupted the log
+	vm           string
+	run          string // the run of the VM to which the log belongs
+	printed      connect.Progress
+	isLost       bool  // some of the output was lost
+	interruption error // the error that has interrupted the log
 }
 
-// repeatEvery is the time between two tries to go on with an interrupted log, and repeats is how often that fails before
-// the log is completed at the end of the run.
+// retryPeriod is the time between two tries to continue an interrupted log. After maxRetries failures in a row, the rest
+// of the log is printed at the end of the run.
 const (
-	repeatEvery = time.Second
-	repeats     = 30
+	retryPeriod = time.Second
+	maxRetries  = 30
 )
 
-// printLog prints the log of a run until that is over. The loss of the log is not the end of the job.
+// printLog prints the log of a run until the run ends. If the log cannot be continued, it returns nil, since the job may
+// still run: printMissing prints the rest.
 func (l *jobLog) printLog(ctx context.Context) error {
 	l.printed = connect.Progress{}
-	for failed, isSaid := 0, false; failed < repeats; failed++ {
+	for failures, hasWarned := 0, false; failures < maxRetries; failures++ {
 		before := l.printed
-		if l.broken = l.copyLog(ctx, true); l.broken == nil {
+		if l.interruption = l.copyLog(ctx, true); l.interruption == nil {
 			return nil
 		}
 		if err := l.stopReason(ctx); err != nil {
 			return err
 		}
-		if !mayRepeat(l.broken) {
+		if !mayContinue(l.interruption) {
 			return nil
 		}
 		if l.printed != before {
-			failed = 0
+			failures = 0
 		}
-		if !isSaid {
-			isSaid = true
-			l.PrintWarning(fmt.Sprintf("the log was interrupted, and goes on as soon as it can be read again: %s", l.DescribeError(l.broken)))
+		if !hasWarned {
+			hasWarned = true
+			l.PrintWarning(fmt.Sprintf("the log was interrupted, and goes on as soon as it can be read again: %s", l.DescribeError(l.interruption)))
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(repeatEvery):
+		case <-time.After(retryPeriod):
 		}
 	}
 	return nil
 }
 
-// mayRepeat reports whether a log may go on once it is opened again: the connection was lost, or the server is not there
-// for the moment.
-func mayRepeat(err error) bool {
+// mayContinue reports whether a log may continue once it is opened again: the connection was lost, or the server is
+// temporarily unavailable.
+func mayContinue(err error) bool {
 	switch streams.EndReason(err) {
 	case "", metav1.StatusReasonTimeout, metav1.StatusReasonServiceUnavailable:
 	default:
@@ -113,19 +124,19 @@ func mayRepeat(err error) bool {
 	return !errors.As(streams.Cause(err), &status) || status.Status().Code >= http.StatusInternalServerError
 }
 
-// printMissing prints what is missing of an interrupted log. It fails if that cannot be done, or output was lost.
+// printMissing prints the rest of an interrupted log. It returns an error if it cannot, or if output was lost.
 func (l *jobLog) printMissing(ctx context.Context) error {
-	if l.broken != nil {
-		l.broken = l.copyLog(ctx, false)
+	if l.interruption != nil {
+		l.interruption = l.copyLog(ctx, false)
 	}
 	if stopped := l.stopReason(ctx); stopped != nil {
 		return stopped
 	}
 	switch {
-	case l.broken != nil:
-		return &kit.ExitError{Code: exitNotRun, Err: fmt.Errorf("the end of the log is missing: %s", l.DescribeError(l.broken))}
+	case l.interruption != nil:
+		return &kit.ExitError{Code: exitRunFailed, Err: fmt.Errorf("the end of the log is missing: %s", l.DescribeError(l.interruption))}
 	case l.isLost:
-		return &kit.ExitError{Code: exitNotRun}
+		return &kit.ExitError{Code: exitRunFailed}
 	}
 	return nil
 }
@@ -138,20 +149,21 @@ func (l *jobLog) stopReason(ctx context.Context) error {
 	return printable.NewOutput(l.Out).Err()
 }
 
-// copyLog prints what is not printed yet of the log. It says what is lost, and goes on behind it.
+// copyLog prints the part of the log that is not printed yet. If output was lost, it prints a warning and continues after
+// the lost output.
 func (l *jobLog) copyLog(ctx context.Context, follow bool) error {
 	for {
-		from, err := vms.FindTarget(ctx, l.Options, l.vm, streamsapi.Log)
+		target, err := vms.FindTarget(ctx, l.Options, l.vm, streamsapi.Log)
 		if err != nil {
 			return err
 		}
-		err = connect.CopyLog(ctx, from, l.Out, l.ErrOut, connect.LogQuery{Follow: follow, Tail: -1}, &l.printed)
+		err = connect.CopyLog(ctx, target, l.Out, l.ErrOut, connect.LogQuery{Follow: follow, Tail: -1}, &l.printed)
 		if streams.EndReason(err) != streamsapi.ReasonOutputLost {
-			return from.WrapError(ctx, err)
+			return target.WrapError(ctx, err)
 		}
-		stdout, stderr, badMessage := streamsapi.ParseLostOutput(streams.Cause(err).Error())
-		if badMessage != nil {
-			return badMessage
+		stdout, stderr, parseErr := streamsapi.ParseLostOutput(streams.Cause(err).Error())
+		if parseErr != nil {
+			return parseErr
 		}
 		l.isLost = true
 		l.printed.Stdout += stdout

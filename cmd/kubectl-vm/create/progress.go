@@ -17,36 +17,36 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// plainPeriod is the least time between two lines that only report progress, where no terminal
-// redraws one.
+// plainPeriod is the shortest time between two lines that only report progress, on an output that is
+// not a terminal.
 const plainPeriod = 10 * time.Second
 
-// progress follows the steps of a VM's creation.
+// progress prints the steps of a VM's creation.
 type progress struct {
-	clock  clock.WithTicker
-	screen kit.Screen
-	// program is how the user calls this program.
+	clock    clock.WithTicker
+	terminal kit.Terminal
+	// program is the command with which the user calls this program.
 	program string
-	// print prints a line that stays.
+	// print prints a permanent line.
 	print func(text string)
 	began time.Time
 
-	mu        sync.Mutex // guards what follows, which describe reads
+	mu        sync.Mutex // guards the fields below, which describeProgress reads
 	vm        *api.VirtualMachine
 	step      string // the reason of the step in progress
 	stepBegan time.Time
-	printed   time.Time
+	printed   time.Time // when a line was last printed
 	attempts  int32
-	hasEnded  bool // the server, by itself
+	hasEnded  bool // the server has ended by itself
 }
 
-// stepNames say what a step has brought about when it is over.
+// stepNames are the texts for completed steps, keyed by the reason during the step.
 var stepNames = map[string]string{
 	api.ReasonCreating: "server created", api.ReasonFetching: "image fetched", api.ReasonStarting: "server started",
-	api.ReasonUnschedulable: "node found", api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
+	api.ReasonUnschedulable: "node found", api.ReasonBooting: "guest booted", api.ReasonProbeFailing: "guest answers", api.ReasonRestarting: "server restarted", api.ReasonUpdating: "change applied",
 }
 
-// observeVM reports a version of the VM.
+// observeVM prints the progress that a version of the VM shows.
 func (p *progress) observeVM(vm *api.VirtualMachine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,33 +61,33 @@ func (p *progress) observeVM(vm *api.VirtualMachine) {
 	case !failed && vm.Status.Phase != api.PhaseFailed:
 		p.endStep(before, now)
 	}
-	if !p.screen.IsTerminal && !failed && !vms.IsReady(vm) && p.mayPrint(before, now) {
+	if !p.terminal.IsTerminal && !failed && !vms.IsReady(vm) && p.mayPrint(before, now) {
 		p.printed = now
 		p.print("  " + p.stepText())
 	}
 }
 
-// mayPrint reports whether a line is due where no terminal redraws one. After a failure, that of
-// each further one is enough.
-func (p *progress) mayPrint(last string, now time.Time) bool {
+// mayPrint reports whether a progress line is due on an output that is not a terminal. After a failure, only
+// further failures are printed.
+func (p *progress) mayPrint(lastStep string, now time.Time) bool {
 	if p.attempts > 0 && p.step != api.ReasonFetching {
 		return false
 	}
-	return p.step != last || now.Sub(p.printed) >= plainPeriod
+	return p.step != lastStep || now.Sub(p.printed) >= plainPeriod
 }
 
-// endStep reports a step that is over. The caller has the lock.
+// endStep prints a completed step. The caller holds mu.
 func (p *progress) endStep(step string, now time.Time) {
 	took := now.Sub(p.stepBegan)
 	p.stepBegan = now
 	name := stepNames[step]
-	if name == "" || !p.screen.IsTerminal {
+	if name == "" || !p.terminal.IsTerminal {
 		return
 	}
-	p.print(fmt.Sprintf("  %s %-28s %s", p.screen.Paint("✓", kit.Green), name, p.screen.Paint(elapsedText(took), kit.Faint)))
+	p.print(fmt.Sprintf("  %s %-28s %s", p.terminal.Paint("✓", kit.Green), name, p.terminal.Paint(elapsedText(took), kit.Faint)))
 }
 
-// reportFailure reports a try that failed, and whether there is one. The caller has the lock.
+// reportFailure prints a new failure, if the VM has one, and reports whether it has. The caller holds mu.
 func (p *progress) reportFailure(vm *api.VirtualMachine, now time.Time) bool {
 	op := vm.Status.Operation
 	if op == nil || op.Attempts <= p.attempts || op.LastError == "" {
@@ -107,7 +107,7 @@ func (p *progress) reportFailure(vm *api.VirtualMachine, now time.Time) bool {
 	return true
 }
 
-// reportEnd reports a server that has ended by itself. The caller has the lock.
+// reportEnd prints that the server has ended by itself. The caller holds mu.
 func (p *progress) reportEnd(vm *api.VirtualMachine, now time.Time) {
 	p.printFailure(vm.Status.Reason + ": " + vm.Status.Message)
 	if !p.hasEnded {
@@ -116,14 +116,14 @@ func (p *progress) reportEnd(vm *api.VirtualMachine, now time.Time) {
 	p.hasEnded, p.stepBegan, p.printed = true, now, now
 }
 
-// printFailure prints what failed, as wide as the screen.
+// printFailure prints a failure, wrapped to the width of the screen.
 func (p *progress) printFailure(text string) {
 	const indent = "    "
-	lines := printable.Wrap(printable.Line(text), max(p.screen.Width-len(indent), 0))
-	p.print("  " + p.screen.Paint("✗", kit.Red) + " " + strings.Join(lines, "\n"+indent))
+	lines := printable.Wrap(printable.Line(text), max(p.terminal.Width-len(indent), 0))
+	p.print("  " + p.terminal.Paint("✗", kit.Red) + " " + strings.Join(lines, "\n"+indent))
 }
 
-// describeProgress returns the line that is redrawn.
+// describeProgress returns the text of the progress line.
 func (p *progress) describeProgress() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +131,7 @@ func (p *progress) describeProgress() string {
 	return fmt.Sprintf("%s  %s", elapsedText(now.Sub(p.began).Truncate(time.Second)), p.stepText())
 }
 
-// stepText returns what goes on. The caller has the lock.
+// stepText describes the step in progress. The caller holds mu.
 func (p *progress) stepText() string {
 	if p.step == "" {
 		return "waiting for a controller"

@@ -21,7 +21,7 @@ func TestCreateProgress(t *testing.T) {
 	t.Parallel()
 	var shown []string
 	p := &progress{
-		clock: testingclock.NewFakeClock(kittest.Now), screen: kit.Screen{IsTerminal: true, Width: 40}, program: "kubectl vm",
+		clock: testingclock.NewFakeClock(kittest.Now), terminal: kit.Terminal{IsTerminal: true, Width: 40}, program: "kubectl vm",
 		print: func(text string) { shown = append(shown, text) },
 	}
 	failed := kittest.NewVM(api.PhaseFailed, api.ReasonImageUnavailable, metav1.ConditionFalse).Obj()

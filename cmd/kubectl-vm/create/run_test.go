@@ -22,10 +22,10 @@ func TestNameFor(t *testing.T) {
 		"python:3.13": "python", "python": "python", "registry.example.org:5000/team/My_App.v2:v1": "my-app-v2",
 		"nginx@sha256:0123": "nginx", "oci://quay.io/containerdisks/debian:12": "debian",
 		"https://example.org/images/disk.qcow2?x=a/b": "disk-qcow2", "/srv/images/disk.img": "disk-img",
-		"___": "vm", "https://example.org": "example-org",
+		"": "vm", "___": "vm", "https://example.org": "example-org",
 		"a23456789012345678901234567890123456789012345": "a234567890123456789012345678901234567890"[:40],
 	} {
-		name := nameFor(image)
+		name := generateName(image)
 		assert.True(t, regexp.MustCompile("^"+want+"-[a-z0-9]{5}$").MatchString(name), "image %s makes the name %s, want %s and five letters", image, name, want)
 	}
 }
@@ -35,6 +35,11 @@ func TestWhenRun(t *testing.T) {
 	t.Parallel()
 	server := func(run string, end *api.ServerTerminated) func(*api.VirtualMachineStatus) {
 		return func(s *api.VirtualMachineStatus) { s.Server = &api.ServerStatus{Run: run, Terminated: end} }
+	}
+	failed := func(reason string, attempts int32) func(*api.VirtualMachineStatus) {
+		return func(s *api.VirtualMachineStatus) {
+			s.Operation = &api.Operation{Reason: reason, Attempts: attempts}
+		}
 	}
 	ended := &api.ServerTerminated{ExitCode: 3, Reason: "Error"}
 	const isFalse, isTrue = metav1.ConditionFalse, metav1.ConditionTrue
@@ -55,6 +60,9 @@ func TestWhenRun(t *testing.T) {
 		"ended unseen":           {kittest.NewVM(api.PhaseStopped, api.ReasonCompleted, isTrue).Status(server("", ended)).Obj(), "", true, nil},
 		"stopped by others":      {kittest.NewVM(api.PhaseStopped, api.ReasonStoppedAsAsked, isTrue).Status(server("1", ended)).Obj(), "1", true, nil},
 		"stalled":                {kittest.NewVM(api.PhaseFailed, api.ReasonInvalid, isFalse).Status(kittest.WithCondition(api.ConditionStalled)).Obj(), "", false, vms.ErrStalled},
+		"lacks its image":        {kittest.NewVM(api.PhaseFailed, api.ReasonImageUnavailable, isFalse).Status(failed(api.ReasonImageUnavailable, imageTries)).Obj(), "", false, vms.ErrStalled},
+		"asks for its image":     {kittest.NewVM(api.PhaseFailed, api.ReasonImageUnavailable, isFalse).Status(failed(api.ReasonImageUnavailable, imageTries-1)).Obj(), "", false, nil},
+		"lacks memory":           {kittest.NewVM(api.PhaseFailed, api.ReasonExhausted, isFalse).Status(failed(api.ReasonExhausted, 9)).Obj(), "", false, nil},
 		"the previous run":       {kittest.NewVM(api.PhaseStopped, api.ReasonCompleted, isTrue).Status(server("1", ended)).Generation(3).Obj(), "", false, nil},
 	} {
 		ok, err := whenRun(c.vm.Generation, c.known)(c.vm)

@@ -35,21 +35,21 @@ func newSecret(namespace, name string, data map[string][]byte) *corev1.Secret {
 	}
 }
 
-// ownOrDeleteSecret makes the VM the owner of the Secret, or removes that if the API server has refused
-// the VM. After any other failure the VM may exist, and need it. All of that is done after Ctrl-C
-// too.
-func ownOrDeleteSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret, failed error) {
+// setOwnerOrDeleteSecret makes the VM the owner of the Secret, or deletes the Secret if the API server has
+// refused the VM. After any other failure it keeps the Secret, since the VM may exist and need it. It
+// does so even after Ctrl-C. createErr is the error of the creation of the VM.
+func setOwnerOrDeleteSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret, createErr error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), secretTimeout)
 	defer cancel()
 	problem := ""
 	var err error
 	switch {
-	case failed == nil:
-		problem, err = "will not be removed with the VM", ownSecret(ctx, o, vm, secret)
-	case isRefusal(failed):
-		problem, err = "was created, and is not needed", deleteSecret(ctx, o, secret)
+	case createErr == nil:
+		problem, err = "will not be removed with the VM", setSecretOwner(ctx, o, vm, secret)
+	case isRefusal(createErr):
+		problem, err = "was created, but is not needed", deleteSecret(ctx, o, secret)
 	default:
-		problem, err = "was created, and is needed only if the VM was too", errUnknownOutcome
+		problem, err = "was created, but is needed only if the VM was also created", errUnknownOutcome
 	}
 	if err != nil {
 		o.PrintWarning(fmt.Sprintf("Secret %s %s: %s", secret.Name, problem, o.DescribeError(err)))
@@ -59,7 +59,7 @@ func ownOrDeleteSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachi
 // errUnknownOutcome means that a request may have been carried out.
 var errUnknownOutcome = errors.New("the API server has not answered")
 
-// isRefusal reports whether the API server has answered that it did nothing.
+// isRefusal reports whether the API server has refused a request, and so has done nothing.
 func isRefusal(err error) bool {
 	status := apierrors.APIStatus(nil)
 	return errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
@@ -84,8 +84,8 @@ func deleteSecret(ctx context.Context, o *kit.Options, secret *corev1.Secret) er
 	return core.Delete().Namespace(secret.Namespace).Resource("secrets").Name(secret.Name).Do(ctx).Error()
 }
 
-// ownSecret makes the VM the owner of the Secret, which is then removed with it.
-func ownSecret(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret) error {
+// setSecretOwner makes the VM the owner of the Secret, so that the Secret is removed with the VM.
+func setSecretOwner(ctx context.Context, o *kit.Options, vm *api.VirtualMachine, secret *corev1.Secret) error {
 	core, err := o.Core()
 	if err != nil {
 		return err

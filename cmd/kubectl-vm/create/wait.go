@@ -30,26 +30,26 @@ func (c *createOptions) awaitReady(ctx context.Context, vm *api.VirtualMachine) 
 	return nil
 }
 
-// awaitGoal shows the progress of a VM until it is as awaited, and returns it as it is then.
-func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, reached vms.Goal) (*api.VirtualMachine, error) {
+// awaitGoal shows the progress of a VM until it has reached a goal, and returns its last version.
+func (c *createOptions) awaitGoal(ctx context.Context, vm *api.VirtualMachine, goal vms.Goal) (*api.VirtualMachine, error) {
 	now := c.Clock.Now()
-	p := &progress{clock: c.Clock, began: now, stepBegan: now, printed: now, screen: kit.ScreenOf(c.ErrOut), program: c.Program, vm: vm}
+	p := &progress{clock: c.Clock, began: now, stepBegan: now, printed: now, terminal: kit.TerminalOf(c.ErrOut), program: c.Program, vm: vm}
 	w := &vms.Waiter{Seen: p.observeVM, Describe: p.describeProgress}
 	p.print = func(text string) { w.PrintAbove(c.ErrOut, "%s", text) }
-	last, err := vms.AwaitVM(ctx, c.Options, c.timeout, w, &vms.AwaitedVM{VM: vm, Reached: reached})
+	last, err := vms.AwaitVM(ctx, c.Options, c.timeout, w, &vms.AwaitedVM{VM: vm, Reached: goal})
 	if err != nil {
 		return nil, c.explainFailure(ctx, last, err)
 	}
 	return last, nil
 }
 
-// explainFailure says why a VM is not ready.
-func (c *createOptions) explainFailure(ctx context.Context, vm *api.VirtualMachine, failed error) error {
-	if !errors.Is(failed, vms.ErrStalled) && !errors.Is(failed, vms.ErrTimeout) {
-		return fmt.Errorf("%s: %w", vm.Name, failed)
+// explainFailure prints why a VM is not ready, after a wait has failed, and returns the error of the verb.
+func (c *createOptions) explainFailure(ctx context.Context, vm *api.VirtualMachine, waitErr error) error {
+	if !errors.Is(waitErr, vms.ErrStalled) && !errors.Is(waitErr, vms.ErrTimeout) {
+		return fmt.Errorf("%s: %w", vm.Name, waitErr)
 	}
-	if errors.Is(failed, vms.ErrTimeout) {
-		_, _ = fmt.Fprintf(c.ErrOut, "error: %s: %s\n\n", vm.Name, failed)
+	if errors.Is(waitErr, vms.ErrTimeout) {
+		_, _ = fmt.Fprintf(c.ErrOut, "error: %s: %s\n\n", vm.Name, waitErr)
 	}
 	v, err := show.ExplainVM(context.WithoutCancel(ctx), c.WithOutput(c.ErrOut), vm)
 	if err != nil {
@@ -58,7 +58,7 @@ func (c *createOptions) explainFailure(ctx context.Context, vm *api.VirtualMachi
 	return &kit.ExitError{Code: max(int(v), 1)}
 }
 
-// reachText says how to reach a VM.
+// reachText says at which addresses and ports a VM can be reached.
 func reachText(vm *api.VirtualMachine) string {
 	text := ""
 	if len(vm.Status.Addresses) > 0 {

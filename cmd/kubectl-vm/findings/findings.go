@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package findings runs checks of an installation and prints what they find, for
+// Package findings runs checks of an installation and prints their findings, for
 // `drover doctor` and for `kubectl vm doctor`.
 //
-// Start with Check and Run; print.go shows the findings to people.
+// Start with Check and Run. print.go prints findings for people.
 package findings
 
 import (
@@ -20,9 +20,9 @@ type Level string
 
 // The levels, from good to bad.
 const (
-	// LevelOK means that all is as it should be.
+	// LevelOK means that everything is as it should be.
 	LevelOK Level = "ok"
-	// LevelNote means that something is worth knowing, and nothing has to be done.
+	// LevelNote means that something is worth knowing, but nothing has to be done.
 	LevelNote Level = "note"
 	// LevelWarning means that Drover works with a restriction, or will soon stop working.
 	LevelWarning Level = "warning"
@@ -35,35 +35,35 @@ var levels = []Level{LevelOK, LevelNote, LevelWarning, LevelError}
 
 // Finding is the result of a check.
 type Finding struct {
-	// Name of the check, and the Group under which it is shown.
+	// Name is the name of the check, and Group the heading of the finding.
 	Name  string `json:"name"`
 	Group string `json:"group"`
 	Level Level  `json:"level"`
 	// Observed describes the state, with the values that were read.
 	Observed string `json:"observed"`
-	// Meaning says which effect that has for the person who reads it.
+	// Meaning says which effect the state has for the user.
 	Meaning string `json:"meaning,omitempty"`
-	// Fix says what to do, and Command is the one command that does it, if there is one.
+	// Fix says what to do, and Command is the command that does it, if one command is enough.
 	Fix     string `json:"fix,omitempty"`
 	Command string `json:"command,omitempty"`
 }
 
-// OK returns a finding that all is well.
+// OK returns a finding of LevelOK.
 func OK(format string, args ...any) Finding {
 	return Finding{Level: LevelOK, Observed: fmt.Sprintf(format, args...)}
 }
 
-// Note returns a finding that is worth knowing.
+// Note returns a finding of LevelNote.
 func Note(format string, args ...any) Finding {
 	return Finding{Level: LevelNote, Observed: fmt.Sprintf(format, args...)}
 }
 
-// Warning returns a finding about a restriction.
+// Warning returns a finding of LevelWarning.
 func Warning(format string, args ...any) Finding {
 	return Finding{Level: LevelWarning, Observed: fmt.Sprintf(format, args...)}
 }
 
-// Error returns a finding about something that does not work.
+// Error returns a finding of LevelError.
 func Error(format string, args ...any) Finding {
 	return Finding{Level: LevelError, Observed: fmt.Sprintf(format, args...)}
 }
@@ -86,21 +86,20 @@ func (f Finding) FixedByCommand(format string, args ...any) Finding {
 	return f
 }
 
-// Check looks at one thing.
+// Check checks one part of an installation.
 type Check struct {
 	Group, Name string
-	// Within is how long it may take; zero means DefaultWithin.
-	Within time.Duration
-	// Run returns what it finds; nothing means that the check does not apply. It changes
-	// nothing.
+	// Timeout is how long the check may take; zero means DefaultTimeout.
+	Timeout time.Duration
+	// Run returns the findings, or nothing if the check does not apply. It must not change anything.
 	Run func(ctx context.Context) []Finding
 }
 
-// DefaultWithin is how long a check may take.
-const DefaultWithin = 5 * time.Second
+// DefaultTimeout is the default of Check.Timeout.
+const DefaultTimeout = 5 * time.Second
 
 // Run runs all checks at the same time and returns their findings, in the order of the
-// checks. A check that hangs becomes a finding, and does not keep the others from ending.
+// checks. A check that hangs becomes a finding, and does not delay the others.
 func Run(ctx context.Context, checks []Check) []Finding {
 	results := make([]<-chan []Finding, len(checks))
 	for i, c := range checks {
@@ -116,25 +115,24 @@ func Run(ctx context.Context, checks []Check) []Finding {
 	return all
 }
 
-// graceful is how long a check that notices the end of its time may take to report that
-// itself.
-const graceful = 200 * time.Millisecond
+// reportGrace is how much longer than its timeout a check may take to report its timeout itself.
+const reportGrace = 200 * time.Millisecond
 
-// startCheck runs the check in the background. What it found is sent at the latest when its time
-// is over, even if it is stuck then.
+// startCheck runs the check in the background, and returns a channel that receives its findings. A
+// check that hangs longer than its timeout has the finding that it hangs.
 func (c Check) startCheck(ctx context.Context) <-chan []Finding {
-	within := cmp.Or(c.Within, DefaultWithin)
+	timeout := cmp.Or(c.Timeout, DefaultTimeout)
 	found, result := make(chan []Finding, 1), make(chan []Finding, 1)
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	go func() { found <- c.Run(ctx) }()
 	go func() {
 		defer cancel()
 		select {
 		case f := <-found:
 			result <- f
-		case <-time.After(within + graceful):
-			result <- []Finding{Warning("the check did not end within %v", within).
-				Means("What it looks at does not answer, such as a file system, a program or an engine. Nothing is known about it; the other checks are not affected.")}
+		case <-time.After(timeout + reportGrace):
+			result <- []Finding{Warning("the check did not end within %v", timeout).
+				Means("Something does not answer the check, such as a file system, a program or an engine. Its state is unknown. The other checks are not affected.")}
 		}
 	}()
 	return result
@@ -151,9 +149,9 @@ func Worst(all []Finding) Level {
 	return worst
 }
 
-// Report is the findings as JSON.
+// Report has the findings for JSON.
 type Report struct {
-	// Level is the worst of them.
+	// Level is the worst level of the findings.
 	Level    Level     `json:"level"`
 	Findings []Finding `json:"findings"`
 }

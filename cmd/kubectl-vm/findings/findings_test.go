@@ -23,8 +23,8 @@ func TestRunIsolatesChecks(t *testing.T) {
 	stuck := make(chan struct{})
 	t.Cleanup(func() { close(stuck) })
 	got := Run(t.Context(), []Check{
-		{Group: "Host", Name: "hangs", Within: time.Millisecond, Run: func(context.Context) []Finding { <-stuck; return nil }},
-		{Group: "API", Name: "ends late", Within: time.Millisecond, Run: func(ctx context.Context) []Finding {
+		{Group: "Host", Name: "hangs", Timeout: time.Millisecond, Run: func(context.Context) []Finding { <-stuck; return nil }},
+		{Group: "API", Name: "ends late", Timeout: time.Millisecond, Run: func(ctx context.Context) []Finding {
 			<-ctx.Done()
 			return []Finding{Error("no answer")}
 		}},

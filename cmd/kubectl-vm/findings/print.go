@@ -17,26 +17,26 @@ import (
 type Style struct {
 	// Width is the width of the terminal, in characters.
 	Width int
-	// Color colors the levels.
+	// Color is set if the output may have colors.
 	Color bool
 }
 
 const (
-	// minWidth is the least width of the column of texts: narrower ones cannot be read.
+	// minWidth is the least width of the column of texts. A narrower column would be hard to read.
 	minWidth = 30
-	// indent begins the lines below a heading.
+	// indent is the indentation of the lines below a heading.
 	indent = "  "
 	// levelWidth is the width of the column of levels.
 	levelWidth = len(LevelWarning)
 )
 
-// bold is the code of bold text.
+// bold is the ANSI code of bold text.
 const bold = "1"
 
-// colors are the codes of the levels' colors.
+// colors are the ANSI codes of the levels.
 var colors = map[Level]string{LevelOK: "32", LevelNote: "36", LevelWarning: "33", LevelError: "31;1"}
 
-// paintText gives a text a color or a weight, where the style has them.
+// paintText applies an ANSI code to a text, if the style has colors.
 func (s Style) paintText(text, code string) string {
 	if !s.Color || code == "" {
 		return text
@@ -44,8 +44,8 @@ func (s Style) paintText(text, code string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// Print prints findings under the headings of their groups, and counts them in the last
-// line. Commands are never wrapped, so that they can be copied.
+// Print prints findings under the headings of their groups, and a last line with their
+// numbers. It does not wrap commands, so that users can copy them.
 func Print(out io.Writer, all []Finding, s Style) error {
 	var text bytes.Buffer
 	s.printRows(&text, all)
@@ -54,7 +54,7 @@ func Print(out io.Writer, all []Finding, s Style) error {
 	return err
 }
 
-// PrintRows is Print without the last line.
+// PrintRows prints findings like Print, without the last line.
 func PrintRows(out io.Writer, all []Finding, s Style) error {
 	var text bytes.Buffer
 	s.printRows(&text, all)
@@ -125,7 +125,7 @@ func wrapParagraphs(text string, width int) []string {
 	return lines
 }
 
-// Summarize counts the findings by level, the worst first.
+// Summarize returns how many findings each level has, the worst level first.
 func Summarize(all []Finding) string {
 	counts := map[Level]int{}
 	for _, f := range all {

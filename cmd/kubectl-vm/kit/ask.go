@@ -22,7 +22,7 @@ var (
 	errNotAsked = errors.New("nothing was deleted: there is no terminal to ask on, so confirm with --yes")
 )
 
-// AskUser asks whether something is to be deleted, and returns an error unless the answer is yes.
+// AskUser asks whether to delete something, and returns an error unless the answer is yes.
 func (o *Options) AskUser(ctx context.Context, question string) error {
 	if !isInteractive(o.In, o.ErrOut) {
 		return errNotAsked
@@ -38,13 +38,13 @@ func (o *Options) AskUser(ctx context.Context, question string) error {
 	return nil
 }
 
-// isInteractive reports whether a person can answer a question.
+// isInteractive reports whether a user can answer a question.
 func isInteractive(in io.Reader, errOut io.Writer) bool {
 	file, ok := in.(*os.File)
-	return ok && term.IsTerminal(int(file.Fd())) && ScreenOf(errOut).IsTerminal
+	return ok && term.IsTerminal(int(file.Fd())) && TerminalOf(errOut).IsTerminal
 }
 
-// readAnswer reads a line. Ctrl-C ends it, and so does Ctrl-D, which is an empty answer.
+// readAnswer reads a line. Ctrl-D gives an empty answer, and Ctrl-C an error.
 func readAnswer(ctx context.Context, in io.Reader, errOut io.Writer) (string, error) {
 	answers := make(chan string, 1)
 	go func() {

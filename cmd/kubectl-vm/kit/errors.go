@@ -18,8 +18,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// ExitError ends the program with a certain exit code. If Err is nil, everything that there is to
-// say has been printed.
+// ExitError ends the program with an exit code. If Err is nil, the verb has already printed why.
 type ExitError struct {
 	Code int
 	Err  error
@@ -36,8 +35,8 @@ func (e *ExitError) Error() string {
 // Unwrap returns the cause.
 func (e *ExitError) Unwrap() error { return e.Err }
 
-// Report prints an error as kubectl does, and returns the exit code of the program. A failed write of the output
-// is an error too, and replaces that of a verb which it has canceled.
+// Report prints an error as kubectl does, and returns the exit code of the program. A failed write of the output is an
+// error too. It replaces the error of a verb that was canceled because of the failed write.
 func (o *Options) Report(err error) int {
 	if failed := printable.NewOutput(o.Out).Err(); failed != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		err = fmt.Errorf("print: %w", failed)
@@ -58,14 +57,14 @@ func (o *Options) Report(err error) int {
 		return exitInterrupted
 	}
 	lines := strings.Split(o.DescribeError(err), "\n")
-	for i, line := range lines { // it may be about names and answers of others
+	for i, line := range lines { // the text may contain names and answers from elsewhere
 		lines[i] = printable.Line(line)
 	}
 	_, _ = fmt.Fprintf(o.ErrOut, "error: %s\n", strings.Join(lines, "\n"))
 	return code
 }
 
-// The exit codes of programs that Ctrl-C ended, and that wrote to a pipe without a reader, as shells have them.
+// The exit codes of shells for a program that Ctrl-C has ended, and for one that wrote to a pipe without a reader.
 const (
 	exitInterrupted = 130
 	exitBrokenPipe  = 141
@@ -83,7 +82,7 @@ func (o *Options) DescribeError(err error) string {
 	if failed.Timeout() && *o.Config.Timeout != "0" {
 		return fmt.Sprintf("%s did not answer within %s (--request-timeout)", serverOf(failed), *o.Config.Timeout)
 	}
-	if isOfStreams(failed) {
+	if isStreamRequest(failed) {
 		return fmt.Sprintf("cannot reach the streams of VMs at %s, the address in ConfigMap %s/%s: %v",
 			serverOf(failed), streamsapi.ConfigMapNamespace, streamsapi.ConfigMapName, failed.Err)
 	}
@@ -94,16 +93,17 @@ func (o *Options) DescribeError(err error) string {
 	return text
 }
 
-// defaultServer is where client-go looks for a cluster if there is no kubeconfig.
+// defaultServer is the address that client-go uses if there is no kubeconfig.
 const defaultServer = "http://localhost:8080"
 
-// isOfStreams reports whether a request that failed was one for a stream, which another server may serve.
-func isOfStreams(failed *url.Error) bool {
+// isStreamRequest reports whether the failed request was for a stream, so that another server than the API server may
+// have served it.
+func isStreamRequest(failed *url.Error) bool {
 	u, err := url.Parse(failed.URL)
 	return err == nil && strings.HasPrefix(u.Path, streamsapi.PathPrefix+"/")
 }
 
-// serverOf returns the address of a request that failed.
+// serverOf returns the address of the server of a failed request.
 func serverOf(failed *url.Error) string {
 	u, err := url.Parse(failed.URL)
 	if err != nil {
@@ -112,8 +112,8 @@ func serverOf(failed *url.Error) string {
 	return u.Scheme + "://" + u.Host
 }
 
-// IsMissingAPI reports whether the API server knows no VirtualMachines, which it answers with
-// a plain 404 and not with a Status.
+// IsMissingAPI reports whether the API server does not know VirtualMachines. It then answers with
+// a plain 404 without a Status.
 func IsMissingAPI(err error) bool {
 	status := apierrors.APIStatus(nil)
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

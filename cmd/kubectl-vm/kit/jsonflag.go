@@ -17,7 +17,7 @@ func (f *JSONFlag) AddFlag(cmd *cobra.Command, usage string) {
 	cmd.Flags().StringVarP((*string)(f), "output", "o", "", usage)
 }
 
-// Check refuses every format other than JSON.
+// Check returns an error for every format other than JSON.
 func (f *JSONFlag) Check() error {
 	if f.IsSet() && *f != "json" {
 		return fmt.Errorf("--output %q: allowed is json", string(*f))

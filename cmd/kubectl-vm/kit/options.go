@@ -26,38 +26,39 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// Version is set when the program is built.
+// Version is the version of the program, set by the build.
 var Version = "dev"
 
-// requestTimeout is how long one request may take unless the user says otherwise. A stream
-// or a watch has no such limit.
+// requestTimeout is the default of --request-timeout, for one request. Streams and watches are not
+// limited.
 const requestTimeout = "30s"
 
 // Options has the flags, streams and clients that all verbs share.
 type Options struct {
-	genericiooptions.IOStreams // Out is a printable.Output, whose failure Report finds
+	genericiooptions.IOStreams // Out is a printable.Output, which remembers a failed write
 	// Config has kubectl's flags: --context, --namespace and so on.
 	Config *genericclioptions.ConfigFlags
-	// Clock is the clock of ages, waits and screens.
+	// Clock is the clock for ages, waits and redraws.
 	Clock clock.WithTicker
-	// Self is the command with which ssh starts this program again; nil means the file that runs.
+	// Self is the command with which ssh starts this program again; nil means the running file.
 	Self []string
-	// Program and Kubectl are how users call this program and kubectl, for help and advice.
+	// Program and Kubectl are the commands with which users call this program and kubectl, for help
+	// and advice.
 	Program, Kubectl string
-	// DefaultKubeconfig returns the kubeconfig that is used if the user does not name one. If it
+	// DefaultKubeconfig returns the kubeconfig to use if the user does not name one. If the result
 	// is empty or the function is nil, the rules of kubectl apply.
 	DefaultKubeconfig func() string
 
 	kubeconfigOnce sync.Once
-	mu             sync.Mutex // guards vms
-	vms            rest.Interface
+	mu             sync.Mutex // guards vmClient
+	vmClient       rest.Interface
 }
 
 // NewOptions returns the options of kubectl-vm.
 func NewOptions(streams genericiooptions.IOStreams) *Options {
 	streams.Out = printable.NewOutput(streams.Out)
 	config := genericclioptions.NewConfigFlags(true).WithWarningPrinter(streams)
-	config.CacheDir = nil // for discovery, which no verb needs
+	config.CacheDir = nil // the flag is for discovery, which no verb needs
 	config.Timeout = new(requestTimeout)
 	return &Options{IOStreams: streams, Config: config, Clock: clock.RealClock{}, Program: "kubectl vm", Kubectl: "kubectl"}
 }
@@ -69,7 +70,7 @@ func (o *Options) WithOutput(out io.Writer) *Options {
 	return other
 }
 
-// Namespace returns the namespace of --namespace, or else that of the kubeconfig.
+// Namespace returns the namespace of --namespace, or else the namespace of the kubeconfig.
 func (o *Options) Namespace() (string, error) {
 	o.useDefaultKubeconfig()
 	ns, _, err := o.Config.ToRawKubeConfigLoader().Namespace()
@@ -79,7 +80,7 @@ func (o *Options) Namespace() (string, error) {
 	return ns, nil
 }
 
-// NamespaceOrAll returns the namespace to list, which is "" for all.
+// NamespaceOrAll returns the namespace to list, or "" for all namespaces if all is set.
 func (o *Options) NamespaceOrAll(all bool) (string, error) {
 	if all {
 		return metav1.NamespaceAll, nil
@@ -87,8 +88,8 @@ func (o *Options) NamespaceOrAll(all bool) (string, error) {
 	return o.Namespace()
 }
 
-// RESTConfig returns how the cluster is reached. Its timeout bounds one request; a caller that
-// opens a stream or a watch sets it to 0.
+// RESTConfig returns the configuration of clients for the cluster. Its timeout bounds one request. A
+// caller that opens a stream or a watch sets the timeout to 0.
 func (o *Options) RESTConfig() (*rest.Config, error) {
 	o.useDefaultKubeconfig()
 	config, err := o.Config.ToRESTConfig()
@@ -96,9 +97,9 @@ func (o *Options) RESTConfig() (*rest.Config, error) {
 		return nil, fmt.Errorf("find the cluster: %w", err)
 	}
 	config.UserAgent = "kubectl-vm/" + Version
-	config.QPS = -1 // the API server itself says when it has enough
-	config.WarningHandler = rest.NewWarningWriter(o.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: ScreenOf(o.ErrOut).HasColors})
-	// Compression costs more than it saves where the API server is on this host.
+	config.QPS = -1 // the API server limits requests itself
+	config.WarningHandler = rest.NewWarningWriter(o.ErrOut, rest.WarningWriterOptions{Deduplicate: true, Color: TerminalOf(o.ErrOut).HasColors})
+	// If the API server is on this host, compression costs more than it saves.
 	config.DisableCompression = config.DisableCompression || isLocal(config.Host)
 	return config, nil
 }
@@ -122,7 +123,7 @@ func (o *Options) Contexts() ([]string, error) {
 	return slices.Sorted(maps.Keys(config.Contexts)), nil
 }
 
-// VMs returns a client for the VirtualMachines of a namespace, or of all with "".
+// VMs returns a client for the VirtualMachines of a namespace, or of all namespaces if it is "".
 func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) {
 	c, err := o.VMClient()
 	if err != nil {
@@ -131,12 +132,12 @@ func (o *Options) VMs(namespace string) (client.VirtualMachineInterface, error) 
 	return client.New(c).VirtualMachines(namespace), nil
 }
 
-// VMClient returns the client of VMs.
+// VMClient returns the REST client for VirtualMachines.
 func (o *Options) VMClient() (rest.Interface, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.vms != nil {
-		return o.vms, nil
+	if o.vmClient != nil {
+		return o.vmClient, nil
 	}
 	config, err := o.RESTConfig()
 	if err != nil {
@@ -144,13 +145,13 @@ func (o *Options) VMClient() (rest.Interface, error) {
 	}
 	c, err := client.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
+		return nil, fmt.Errorf("create a client: %w", err)
 	}
-	o.vms = c.RESTClient()
-	return o.vms, nil
+	o.vmClient = c.RESTClient()
+	return o.vmClient, nil
 }
 
-// WatchVMs is VMs without a timeout of requests, which would end a watch.
+// WatchVMs returns a client like VMs, but without a timeout, which would end a watch.
 func (o *Options) WatchVMs(namespace string) (client.VirtualMachineInterface, error) {
 	config, err := o.RESTConfig()
 	if err != nil {
@@ -159,7 +160,7 @@ func (o *Options) WatchVMs(namespace string) (client.VirtualMachineInterface, er
 	config.Timeout = 0
 	c, err := client.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
+		return nil, fmt.Errorf("create a client: %w", err)
 	}
 	return c.VirtualMachines(namespace), nil
 }
@@ -169,8 +170,8 @@ func (o *Options) Core() (rest.Interface, error) {
 	return o.NewGroupClient("/api", corev1.SchemeGroupVersion, corev1.AddToScheme)
 }
 
-// NewGroupClient returns a client that knows one API group, because a whole clientset takes longer to
-// initialize than most verbs to run.
+// NewGroupClient returns a client for one API group. A clientset for all groups would take longer to
+// initialize than most verbs take to run.
 func (o *Options) NewGroupClient(path string, group schema.GroupVersion, addTo func(*runtime.Scheme) error) (rest.Interface, error) {
 	config, err := o.RESTConfig()
 	if err != nil {
@@ -184,12 +185,12 @@ func (o *Options) NewGroupClient(path string, group schema.GroupVersion, addTo f
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	c, err := rest.RESTClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("make a client: %w", err)
+		return nil, fmt.Errorf("create a client: %w", err)
 	}
 	return c, nil
 }
 
-// isLocal reports whether a URL leads to this host.
+// isLocal reports whether the host of a URL is this host.
 func isLocal(address string) bool {
 	u, err := url.Parse(address)
 	if err != nil {

@@ -24,11 +24,10 @@ type OutputFlag struct {
 	flags   *genericclioptions.PrintFlags
 }
 
-// objectFormats print objects as the API server has them.
+// objectFormats are the formats that print objects of the API server unchanged.
 var objectFormats = []string{"json", "yaml", "name", "jsonpath=TEMPLATE", "go-template=TEMPLATE"}
 
-// AddFlag adds the flag to a command. The formats of the verb stand before those that print
-// objects.
+// AddFlag adds the flag to a command. Its help lists the formats of the verb before the objectFormats.
 func (f *OutputFlag) AddFlag(cmd *cobra.Command, formats ...string) {
 	f.formats = formats
 	f.flags = genericclioptions.NewPrintFlags("").WithTypeSetter(scheme.Scheme)
@@ -40,7 +39,7 @@ func (f *OutputFlag) AddFlag(cmd *cobra.Command, formats ...string) {
 	})
 }
 
-// PrintsObjects reports whether objects are printed instead of the verb's texts.
+// PrintsObjects reports whether the format is one of objectFormats.
 func (f *OutputFlag) PrintsObjects() bool {
 	return f.Format != "" && !slices.Contains(f.formats, f.Format)
 }
@@ -56,7 +55,7 @@ func (f *OutputFlag) newPrinter() (printers.ResourcePrinter, error) {
 	return printer, err
 }
 
-// Check refuses a format that does not exist, before anything is done.
+// Check returns an error for a format that does not exist. Verbs check this before they do anything.
 func (f *OutputFlag) Check() error {
 	if !f.PrintsObjects() {
 		return nil

@@ -14,14 +14,14 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// redrawPeriod is the time between two redraws of a line of progress.
+// redrawPeriod is the time between two redraws of a progress line.
 const redrawPeriod = 150 * time.Millisecond
 
-// spinner shows that something goes on.
+// spinner has the characters that a progress line shows in turn.
 const spinner = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
-// ProgressLine is a line at the end of a terminal that is redrawn in place. Where there is no
-// terminal, it prints only what is printed above it.
+// ProgressLine is the last line of a terminal, which is redrawn in place. Without a terminal, only
+// the lines of PrintAbove are printed.
 type ProgressLine struct {
 	err      io.Writer
 	clock    clock.WithTicker
@@ -34,11 +34,11 @@ type ProgressLine struct {
 	ended   chan struct{}
 }
 
-// NewProgressLine begins a line with the text of describe, which must be safe to call at any
-// time. The caller stops it.
+// NewProgressLine starts a progress line with the text of describe, which is called from another
+// goroutine. The caller must call Stop.
 func NewProgressLine(errOut io.Writer, c clock.WithTicker, describe func() string) *ProgressLine {
 	p := &ProgressLine{err: errOut, clock: c, describe: describe}
-	if ScreenOf(errOut).IsTerminal {
+	if TerminalOf(errOut).IsTerminal {
 		p.stopped, p.ended = make(chan struct{}), make(chan struct{})
 		go p.redraw()
 	}
@@ -67,14 +67,14 @@ func (p *ProgressLine) drawLine() {
 	if text == "" {
 		return
 	}
-	s := ScreenOf(p.err)
+	s := TerminalOf(p.err)
 	frames := []rune(spinner)
 	p.frame++
 	_, _ = fmt.Fprintf(p.err, "%s %s", s.Paint(string(frames[p.frame%len(frames)]), Green), ShortenText(printable.Line(text), s.Width-3))
 	p.drawn = true
 }
 
-// eraseLine removes the line. The caller has the lock.
+// eraseLine removes the line. The caller holds mu.
 func (p *ProgressLine) eraseLine() {
 	if p.drawn {
 		_, _ = io.WriteString(p.err, "\r\x1b[K")
@@ -82,7 +82,7 @@ func (p *ProgressLine) eraseLine() {
 	p.drawn = false
 }
 
-// PrintAbove prints a line that stays, above the one that is redrawn.
+// PrintAbove prints a permanent line above the progress line.
 func (p *ProgressLine) PrintAbove(out io.Writer, format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *ProgressLine) PrintAbove(out io.Writer, format string, args ...any) {
 	_, _ = fmt.Fprintf(out, format+"\n", args...)
 }
 
-// Stop removes the line. It may be called again.
+// Stop removes the progress line. It may be called several times.
 func (p *ProgressLine) Stop() {
 	if p.stopped == nil {
 		return

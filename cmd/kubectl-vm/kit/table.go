@@ -12,19 +12,19 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// ColumnGap is the space between two columns, as in kubectl.
+// ColumnGap is the number of spaces between two columns, as in kubectl.
 const ColumnGap = 3
 
 // Column is a column of a table.
 type Column struct {
 	Name       string
-	AlignRight bool // whether it is aligned to the right
-	// Expendable columns are left out where the terminal is too narrow, those with the
-	// highest number first.
-	Expendable int
+	AlignRight bool
+	// DropOrder is the order in which columns are left out if the terminal is too narrow: the
+	// column with the highest number first. A column with 0 is never left out.
+	DropOrder int
 }
 
-// Cell is a text of a table.
+// Cell is a cell of a table.
 type Cell struct {
 	Text  string
 	Style Style
@@ -45,14 +45,14 @@ func (t *Table) AddRow(cells ...Cell) {
 	t.rows = append(t.rows, cells)
 }
 
-// Print prints the table, as narrow as the screen needs it.
-func (t *Table) Print(w io.Writer, s Screen) error {
+// Print prints the table. It leaves out columns that do not fit on the screen.
+func (t *Table) Print(w io.Writer, s Terminal) error {
 	_, err := io.WriteString(w, strings.Join(t.Lines(s), ""))
 	return err
 }
 
-// Lines returns the lines of the table.
-func (t *Table) Lines(s Screen) []string {
+// Lines returns the lines of the table, as Print prints them.
+func (t *Table) Lines(s Terminal) []string {
 	widths := t.Widths()
 	shown := t.fitColumns(widths, s.Width)
 	lines := make([]string, 0, len(t.rows)+1)
@@ -83,7 +83,7 @@ func (t *Table) Widths() []int {
 	return widths
 }
 
-// fitColumns returns the columns that are shown.
+// fitColumns returns the indices of the columns that fit into a width, where 0 means no limit.
 func (t *Table) fitColumns(widths []int, width int) []int {
 	shown := make([]int, len(t.Columns))
 	total := -ColumnGap
@@ -92,17 +92,17 @@ func (t *Table) fitColumns(widths []int, width int) []int {
 		total += widths[i] + ColumnGap
 	}
 	for width > 0 && total > width {
-		least := slices.MaxFunc(shown, func(a, b int) int { return t.Columns[a].Expendable - t.Columns[b].Expendable })
-		if t.Columns[least].Expendable == 0 {
+		next := slices.MaxFunc(shown, func(a, b int) int { return t.Columns[a].DropOrder - t.Columns[b].DropOrder })
+		if t.Columns[next].DropOrder == 0 {
 			return shown
 		}
-		total -= widths[least] + ColumnGap
-		shown = slices.DeleteFunc(shown, func(i int) bool { return i == least })
+		total -= widths[next] + ColumnGap
+		shown = slices.DeleteFunc(shown, func(i int) bool { return i == next })
 	}
 	return shown
 }
 
-func (t *Table) formatRow(row []Cell, shown, widths []int, s Screen) string {
+func (t *Table) formatRow(row []Cell, shown, widths []int, s Terminal) string {
 	var b strings.Builder
 	gap := 0
 	for n, i := range shown {

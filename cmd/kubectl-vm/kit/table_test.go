@@ -11,7 +11,7 @@ import (
 )
 
 func TestTableFits(t *testing.T) {
-	all := &Table{Columns: []Column{{Name: "NAME"}, {Name: "STATE", Expendable: 1}, {Name: "N", AlignRight: true}, {Name: "LONG", Expendable: 2}}}
+	all := &Table{Columns: []Column{{Name: "NAME"}, {Name: "STATE", DropOrder: 1}, {Name: "N", AlignRight: true}, {Name: "LONG", DropOrder: 2}}}
 	all.AddRow(Cell{Text: "web"}, Cell{Text: "Active", Style: Green}, Cell{Text: "12345"}, Cell{Text: strings.Repeat("x", 30)})
 	all.AddRow(Cell{Text: "database"}, Cell{Text: "Off"}, Cell{Text: "1"}, Cell{Text: "-"})
 	tests := map[int][]string{
@@ -25,7 +25,7 @@ func TestTableFits(t *testing.T) {
 		3:  {"NAME           N", "web        12345", "database       1"}, // what identifies a row stays
 	}
 	for width, want := range tests {
-		got := strings.Join(all.Lines(Screen{Width: width}), "")
+		got := strings.Join(all.Lines(Terminal{Width: width}), "")
 		assert.True(t, got == strings.Join(want, "\n")+"\n", "width %d: got\n%swant\n%s", width, got, strings.Join(want, "\n"))
 	}
 }
@@ -33,16 +33,16 @@ func TestTableFits(t *testing.T) {
 func TestTableColors(t *testing.T) {
 	one := &Table{Columns: []Column{{Name: "A"}, {Name: "B"}}, NoHeaders: true}
 	one.AddRow(Cell{Text: "x", Style: Red}, Cell{Text: "y"})
-	got := one.Lines(Screen{HasColors: true})[0]
+	got := one.Lines(Terminal{HasColors: true})[0]
 	assert.True(t, got == "\x1b[31mx\x1b[0m   y\n", "got %q", got)
-	got = one.Lines(Screen{})[0]
+	got = one.Lines(Terminal{})[0]
 	assert.True(t, got == "x   y\n", "got %q without colors", got)
 }
 
 func TestTableCleansCells(t *testing.T) {
 	one := &Table{Columns: []Column{{Name: "A"}}, NoHeaders: true}
 	one.AddRow(Cell{Text: "\x1b]0;owned\x07x\ny\u202e"})
-	got := one.Lines(Screen{})[0]
+	got := one.Lines(Terminal{})[0]
 	assert.True(t, got == "?]0;owned?x y?\n", "got %q", got)
 }
 

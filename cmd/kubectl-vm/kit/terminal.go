@@ -13,33 +13,33 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// Screen says how wide an output stream is, and whether it shows colors.
-type Screen struct {
-	// IsTerminal is set if people look at it.
+// Terminal describes the terminal that an output stream leads to, if it is one.
+type Terminal struct {
+	// IsTerminal is set if the stream is a terminal.
 	IsTerminal bool
-	// Width is the width of the terminal in columns, 0 without one.
+	// Width is the width of the terminal in columns, 0 without a terminal.
 	Width int
-	// HasColors is set if it may be colored.
+	// HasColors is set if the output may have colors.
 	HasColors bool
 }
 
-// ScreenOf returns what is known of a stream. NO_COLOR and TERM=dumb switch colors off.
-func ScreenOf(w io.Writer) Screen {
+// TerminalOf returns the Terminal of a stream. NO_COLOR and TERM=dumb switch colors off.
+func TerminalOf(w io.Writer) Terminal {
 	file := printable.File(w)
 	if file == nil || !term.IsTerminal(int(file.Fd())) {
-		return Screen{}
+		return Terminal{}
 	}
-	s := Screen{IsTerminal: true, Width: 80, HasColors: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	s := Terminal{IsTerminal: true, Width: 80, HasColors: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 	if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 0 {
 		s.Width = width
 	}
 	return s
 }
 
-// Style is how a text looks on a terminal with colors.
+// Style is the ANSI escape sequence that begins a style of text.
 type Style string
 
-// The styles, as ANSI sequences.
+// reset ends a style.
 const (
 	plain  Style = ""
 	Bold   Style = "\x1b[1m"
@@ -50,15 +50,15 @@ const (
 	reset        = "\x1b[0m"
 )
 
-// Paint returns a text in a style.
-func (s Screen) Paint(text string, look Style) string {
-	if !s.HasColors || look == plain || text == "" {
+// Paint returns text in a style.
+func (s Terminal) Paint(text string, style Style) string {
+	if !s.HasColors || style == plain || text == "" {
 		return text
 	}
-	return string(look) + text + reset
+	return string(style) + text + reset
 }
 
-// ShortenText cuts a text to a width.
+// ShortenText truncates text to a width in characters.
 func ShortenText(text string, width int) string {
 	runes := []rune(text)
 	if width <= 0 || len(runes) <= width {
@@ -69,9 +69,9 @@ func ShortenText(text string, width int) string {
 
 // PrintWarning prints a warning as kubectl does.
 func (o *Options) PrintWarning(text string) {
-	s := ScreenOf(o.ErrOut)
+	s := TerminalOf(o.ErrOut)
 	_, _ = fmt.Fprintf(o.ErrOut, "%s %s\n", s.Paint("Warning:", Yellow), text)
 }
 
-// ReadableWidth is how wide a text may be that is easy to read.
+// ReadableWidth is the largest width at which text is easy to read, in characters.
 const ReadableWidth = 100

@@ -29,7 +29,7 @@ func (o *Options) FormatExamples(lines ...string) string {
 	return strings.Join(lines, "\n")
 }
 
-// NewVerbGroup returns a command that only has other verbs, and prints its help without one.
+// NewVerbGroup returns a command that only contains verbs. Without a verb it prints its help.
 func NewVerbGroup(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	cmd.Args = RefuseUnknownVerb
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
@@ -37,7 +37,7 @@ func NewVerbGroup(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// RefuseUnknownVerb reports a verb that does not exist, and similar ones that do.
+// RefuseUnknownVerb returns an error for a verb that does not exist, with similar verbs.
 func RefuseUnknownVerb(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -49,10 +49,10 @@ func RefuseUnknownVerb(cmd *cobra.Command, args []string) error {
 	return errors.New(text)
 }
 
-// RefuseArgs refuses arguments.
+// RefuseArgs returns an error if there are arguments.
 func RefuseArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("%s takes no arguments, and %q was given", cmd.Name(), args[0])
+		return fmt.Errorf("%s does not take arguments, but %q was given", cmd.Name(), args[0])
 	}
 	return nil
 }
@@ -73,18 +73,18 @@ func RequireOneName(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// CommandRule says whether a command may follow the name of a VM, behind the dashes.
+// CommandRule says whether a command may or must follow the name of a VM and the argument --.
 type CommandRule int
 
-// The rules, in the order in which they ask for more.
+// Values of CommandRule.
 const (
-	NoCommand CommandRule = iota
-	MayHaveCommand
-	NeedsCommand
+	WithoutCommand CommandRule = iota
+	WithOptionalCommand
+	WithCommand
 )
 
-// RequireNameAndCommand returns a check for the name of a VM, and a command behind the dashes.
-func RequireNameAndCommand(rule CommandRule) cobra.PositionalArgs {
+// RequireName returns a check that one VM is named, and that a command follows -- as the rule says.
+func RequireName(rule CommandRule) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		dash := cmd.ArgsLenAtDash()
 		if dash < 0 {
@@ -93,22 +93,22 @@ func RequireNameAndCommand(rule CommandRule) cobra.PositionalArgs {
 		switch {
 		case dash == 0:
 			return errors.New("no VM is named: give NAME")
-		case dash > 1 && rule != NoCommand:
+		case dash > 1 && rule != WithoutCommand:
 			return fmt.Errorf("put -- before the command: %s %s -- %s", cmd.CommandPath(), args[0], strings.Join(args[1:], " "))
-		case dash > 1 || (len(args) > dash && rule == NoCommand):
+		case dash > 1 || (len(args) > dash && rule == WithoutCommand):
 			return fmt.Errorf("%q is not expected: give one NAME", args[1])
-		case len(args) == dash && rule == NeedsCommand:
+		case len(args) == dash && rule == WithCommand:
 			return fmt.Errorf("no command is given: %s %s -- COMMAND", cmd.CommandPath(), args[0])
 		}
 		return nil
 	}
 }
 
-// completionTimeout is how long a completion may ask the API server. A shell that hangs is worse
-// than one that proposes nothing.
+// completionTimeout is how long a completion may wait for the API server. A completion without
+// proposals is better than a shell that hangs.
 const completionTimeout = 3 * time.Second
 
-// NewCompletionContext returns the context of a completion, which ends soon. The caller cancels it.
+// NewCompletionContext returns a context for a completion, with completionTimeout.
 func NewCompletionContext(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(cmd.Context(), completionTimeout)
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kittest has the options and the VMs with which the verbs of kubectl vm are tested.
+// Package kittest has options and VMs for tests of the verbs of kubectl vm.
 package kittest
 
 import (
@@ -21,7 +21,7 @@ import (
 // Now is the time of tests.
 var Now = time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 
-// NewOptions returns options whose clock stands still, and the output.
+// NewOptions returns options with a clock that stands still, and their output.
 func NewOptions() (*kit.Options, *bytes.Buffer) {
 	var out bytes.Buffer
 	o := kit.NewOptions(genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
@@ -29,8 +29,8 @@ func NewOptions() (*kit.Options, *bytes.Buffer) {
 	return o, &out
 }
 
-// NewVM returns a VM of generation 2 that a controller has seen, with a reason and condition
-// Ready for five seconds.
+// NewVM returns a VM of generation 2 that a controller has seen. Its condition Ready has had its
+// status for five seconds.
 func NewVM(phase api.Phase, reason string, ready metav1.ConditionStatus) *framework.VMBuilder {
 	return framework.NewVM("web").Generation(2).Status(func(s *api.VirtualMachineStatus) {
 		s.Phase, s.Reason, s.ObservedGeneration = phase, reason, 2
@@ -45,12 +45,12 @@ func WithCondition(kind string) func(*api.VirtualMachineStatus) {
 	}
 }
 
-// CountEnds puts an operation into a status that just counts how often its server was started again.
+// CountEnds gives a status an operation that only counts how often the server was started again.
 func CountEnds(s *api.VirtualMachineStatus) {
 	s.Operation = &api.Operation{Type: api.OperationStart, Attempts: 2, Failure: api.FailureExited, Evicted: true, LastError: "it was evicted"}
 }
 
-// WithFailedAttempts puts a creation into a status that has failed a number of times.
+// WithFailedAttempts gives a status a creation that has failed n times.
 func WithFailedAttempts(n int32) func(*api.VirtualMachineStatus) {
 	return func(s *api.VirtualMachineStatus) {
 		next := metav1.NewMicroTime(Now.Add(42 * time.Second))
@@ -60,7 +60,7 @@ func WithFailedAttempts(n int32) func(*api.VirtualMachineStatus) {
 	}
 }
 
-// NewPodVM returns a VM of driver pod that runs.
+// NewPodVM returns a running VM of driver pod.
 func NewPodVM() *api.VirtualMachine {
 	vm := NewVM(api.PhaseActive, api.ReasonRunning, "True").Obj()
 	vm.Namespace, vm.UID = "blue", "1a2b3c4d-0000-4000-8000-000000000000"

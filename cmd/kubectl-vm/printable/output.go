@@ -15,26 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is the output of a program. It remembers the first write that failed, so that the program can exit with
-// a failure though its verbs print without a look at errors.
+// Output is the output of a program. It remembers the first failed write, so that the program can exit with an error
+// although its verbs ignore errors of printing.
 type Output struct {
-	to     io.Writer
+	writer io.Writer
 	once   sync.Once
 	failed chan struct{} // closed once err is set
 	err    error
 }
 
-// NewOutput returns an Output that writes to another writer. A writer that is an Output is returned itself.
+// NewOutput returns an Output that writes to raw, or raw itself if it is an Output.
 func NewOutput(raw io.Writer) *Output {
 	if out, ok := raw.(*Output); ok {
 		return out
 	}
-	return &Output{to: raw, failed: make(chan struct{})}
+	return &Output{writer: raw, failed: make(chan struct{})}
 }
 
 // Write implements io.Writer.
 func (o *Output) Write(p []byte) (int, error) {
-	n, err := o.to.Write(p)
+	n, err := o.writer.Write(p)
 	if err != nil {
 		o.recordFailure(err)
 	}
@@ -48,7 +48,7 @@ func (o *Output) recordFailure(err error) {
 	})
 }
 
-// Err returns the error of the first write that failed. It is EPIPE if the reader of a pipe has closed it.
+// Err returns the error of the first failed write, or nil. It is EPIPE if the reader of a pipe has closed the pipe.
 func (o *Output) Err() error {
 	select {
 	case <-o.failed:
@@ -58,7 +58,7 @@ func (o *Output) Err() error {
 	}
 }
 
-// UntilFailed returns a context that ends once a write has failed.
+// UntilFailed returns a context that also ends once a write has failed.
 func (o *Output) UntilFailed(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -71,9 +71,9 @@ func (o *Output) UntilFailed(ctx context.Context) (context.Context, context.Canc
 	return ctx, cancel
 }
 
-// WhileRead returns a context that also ends once the reader of a pipe has closed it. A verb that has nothing
-// to write would not notice otherwise.
-func (o *Output) WhileRead(ctx context.Context) (context.Context, context.CancelFunc) {
+// UntilReaderCloses returns a context like UntilFailed that also ends once the reader of a pipe has closed the pipe. A
+// verb that has nothing to write would not notice that.
+func (o *Output) UntilReaderCloses(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := o.UntilFailed(ctx)
 	if file := File(o); file != nil {
 		go o.watchReader(ctx, int32(file.Fd())) //nolint:gosec // a descriptor
@@ -81,16 +81,16 @@ func (o *Output) WhileRead(ctx context.Context) (context.Context, context.Cancel
 	return ctx, cancel
 }
 
-// pollEvery is how often watchReader looks whether it is still needed.
+// pollEvery is how often watchReader checks whether its context has ended.
 const pollEvery = time.Second
 
 func (o *Output) watchReader(ctx context.Context, fd int32) {
 	for ctx.Err() == nil {
-		all := []unix.PollFd{{Fd: fd}} // errors and hang-ups are reported in any case
+		all := []unix.PollFd{{Fd: fd}} // poll reports errors and hang-ups without being asked
 		n, err := unix.Poll(all, int(pollEvery.Milliseconds()))
 		switch {
 		case errors.Is(err, unix.EINTR):
-		case err != nil: // then the next write tells
+		case err != nil: // the next write will fail instead
 			return
 		case n > 0:
 			o.recordFailure(syscall.EPIPE)
@@ -99,15 +99,15 @@ func (o *Output) watchReader(ctx context.Context, fd int32) {
 	}
 }
 
-// File returns the file behind an output, or nil if there is none: to find out whether it is a terminal.
+// File returns the file to which an output writes, or nil if it does not write to a file.
 func File(out io.Writer) *os.File {
 	switch out := out.(type) {
 	case *os.File:
 		return out
-	case writer:
+	case textWriter:
 		return File(out.raw)
 	case *Output:
-		return File(out.to)
+		return File(out.writer)
 	}
 	return nil
 }

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package printable makes text from elsewhere fit for a terminal and a log. Names, messages
-// and answers may come from other users, from guests and from engines.
+// Package printable makes text safe for a terminal and a log. Names, messages and answers may
+// come from other users, from guests and from engines.
 package printable
 
 import (
@@ -16,10 +16,9 @@ import (
 	"unicode/utf16"
 )
 
-// Line returns a text as one line, in which a terminal finds nothing to obey and which shows
-// what it has in the order in which it has it. Every space becomes a plain one. Question
-// marks replace control characters, such as the beginning of an escape sequence, and
-// characters that no one sees, such as those that change the direction of writing.
+// Line returns a text as one line that a terminal shows as it is. Every white space becomes a
+// space. Question marks replace control characters, such as the beginning of an escape
+// sequence, and invisible characters, such as those that change the direction of writing.
 func Line(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -32,7 +31,7 @@ func Line(text string) string {
 	}, text)
 }
 
-// Text is Line for each line of a text.
+// Text applies Line to each line of a text.
 func Text(text string) string {
 	lines := strings.Split(text, "\n")
 	for n, line := range lines {
@@ -41,8 +40,8 @@ func Text(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// JSON prints a value as JSON. What Line replaces in texts is escaped, so that nothing is lost: encoding/json
-// escapes neither C1 control characters nor those that change the direction of writing.
+// JSON prints a value as JSON. It escapes the characters that Line replaces, so that no text is lost. Package json
+// escapes neither C1 control characters nor characters that change the direction of writing.
 func JSON(out io.Writer, value any) error {
 	var plain bytes.Buffer
 	encoder := json.NewEncoder(&plain)
@@ -65,30 +64,30 @@ func JSON(out io.Writer, value any) error {
 	return err
 }
 
-// writer is an output that passes everything through Text.
-type writer struct{ raw io.Writer }
+// textWriter is a writer that applies Text to everything.
+type textWriter struct{ raw io.Writer }
 
-// NewWriter returns an output that is fit for a terminal whatever is written to it.
-func NewWriter(out io.Writer) io.Writer { return writer{out} }
+// NewWriter returns a writer to out that makes every text safe for a terminal.
+func NewWriter(out io.Writer) io.Writer { return textWriter{out} }
 
-// Raw returns the output behind a writer of NewWriter, for text that has colors. It returns any other output itself.
+// Raw returns the output of a writer of NewWriter, for text with colors. It returns any other output unchanged.
 func Raw(out io.Writer) io.Writer {
-	if w, ok := out.(writer); ok {
+	if w, ok := out.(textWriter); ok {
 		return w.raw
 	}
 	return out
 }
 
-// Write implements io.Writer. No character may be split between two writes.
-func (w writer) Write(p []byte) (int, error) {
+// Write implements io.Writer. A character must not be split between two writes.
+func (w textWriter) Write(p []byte) (int, error) {
 	if _, err := io.WriteString(w.raw, Text(string(p))); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// Wrap breaks a text into lines of at most width characters, at spaces. A word that is longer
-// gets a separate line. Width 0 means no limit.
+// Wrap breaks a text at spaces into lines of at most width characters. A longer word gets a
+// separate line. Width 0 means no limit.
 func Wrap(text string, width int) []string {
 	var lines []string
 	line, length := "", 0
@@ -105,10 +104,10 @@ func Wrap(text string, width int) []string {
 	return append(lines, line)
 }
 
-// plainWord matches what no shell interprets.
+// plainWord matches words that no shell interprets.
 var plainWord = regexp.MustCompile(`^[\w@%+=:,./-]+$`)
 
-// ShellWord returns a word as a person can paste it into a shell.
+// ShellWord quotes a word for a shell, if necessary.
 func ShellWord(word string) string {
 	if plainWord.MatchString(word) {
 		return word

@@ -23,30 +23,30 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// pollPeriod is the interval between two looks for a server that is to go.
+// pollPeriod is the interval between two checks whether a server was removed.
 const pollPeriod = 2 * time.Second
 
-// Remover has the controller remove orphans that a person approves.
+// Remover approves the removal of orphans. The controller then removes them.
 type Remover struct {
-	// Look looks at the engines, and then at the API.
-	Look func(context.Context) (*Look, error)
-	// Confirm asks a question, and returns an error unless the answer is yes. Nil does not ask.
+	// Read reads the engines, and then the API.
+	Read func(context.Context) (*Snapshot, error)
+	// Confirm asks a question, and returns an error unless the answer is yes. If nil, nothing is asked.
 	Confirm func(context.Context, string) error
 	Out     io.Writer
 	Clock   clock.WithTicker
-	// Program is how users call the commands, such as "kubectl vm".
+	// Program is the command with which users call the program, such as "kubectl vm".
 	Program string
-	// Timeout is how long to wait for the removal, 0 for not at all.
+	// Timeout is how long to wait for the removal. If it is 0, Remove does not wait.
 	Timeout time.Duration
 }
 
-// Remove approves the removal of the orphans of some UIDs, and waits for it.
+// Remove approves the removal of the orphans with some UIDs, and waits for the removal.
 func (r *Remover) Remove(ctx context.Context, uids []string) error {
-	look, err := r.Look(ctx)
+	snapshot, err := r.Read(ctx)
 	if err != nil {
 		return err
 	}
-	chosen, err := r.chooseOrphans(look, uids)
+	chosen, err := r.chooseOrphans(snapshot, uids)
 	if err != nil {
 		return err
 	}
@@ -58,21 +58,21 @@ func (r *Remover) Remove(ctx context.Context, uids []string) error {
 			return err
 		}
 	}
-	if err := updateApprovals(ctx, look, chosen, nil); err != nil {
+	if err := updateApprovals(ctx, snapshot, chosen, nil); err != nil {
 		return fmt.Errorf("approve the removal: %w", err)
 	}
 	if r.Timeout == 0 {
-		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read engine and API twice more.\n", Count(len(chosen), "server"))
+		_, _ = fmt.Fprintf(r.Out, "Approved: %s. Drover removes them after it has read the engine and the API twice more.\n", Count(len(chosen), "server"))
 		return nil
 	}
 	return r.waitForRemoval(ctx, chosen)
 }
 
-// chooseOrphans returns the orphans with these UIDs, or says why one of them is not an orphan.
-func (r *Remover) chooseOrphans(look *Look, uids []string) ([]Server, error) {
+// chooseOrphans returns the orphans with these UIDs, and an error if one of the UIDs does not name an orphan.
+func (r *Remover) chooseOrphans(snapshot *Snapshot, uids []string) ([]Server, error) {
 	var chosen []Server
 	var errs []error
-	orphans := look.Orphans()
+	orphans := snapshot.Orphans()
 	for _, uid := range slices.Compact(slices.Sorted(slices.Values(uids))) {
 		before := len(chosen)
 		for _, s := range orphans {
@@ -81,52 +81,52 @@ func (r *Remover) chooseOrphans(look *Look, uids []string) ([]Server, error) {
 			}
 		}
 		if len(chosen) == before {
-			errs = append(errs, r.explainRefusal(look, types.UID(uid)))
+			errs = append(errs, r.explainRefusal(snapshot, types.UID(uid)))
 		}
 	}
 	for _, s := range chosen {
-		errs = append(errs, checkDriver(look, s))
+		errs = append(errs, checkDriver(snapshot, s))
 	}
 	return chosen, errors.Join(errs...)
 }
 
 // explainRefusal says why a UID does not name an orphan.
-func (r *Remover) explainRefusal(look *Look, uid types.UID) error {
-	for _, s := range look.Servers {
+func (r *Remover) explainRefusal(snapshot *Snapshot, uid types.UID) error {
+	for _, s := range snapshot.Servers {
 		switch {
 		case s.UID != uid:
 		case s.Retained:
 			return fmt.Errorf("%s was released, so it is not an orphan: docs/kubectl-vm.md says how to remove it", uid)
-		case look.Owners[uid]:
-			return fmt.Errorf("%s belongs to the VirtualMachine %s: delete that", uid, nameOf(s))
+		case snapshot.Owners[uid]:
+			return fmt.Errorf("%s belongs to the VirtualMachine %s: delete the VirtualMachine instead", uid, nameOf(s))
 		case s.Error != "":
-			return fmt.Errorf("%s cannot be read, so it is not known whose it is: %s", uid, printable.Line(s.Error))
+			return fmt.Errorf("%s cannot be read, so its owner is unknown: %s", uid, printable.Line(s.Error))
 		}
 	}
-	return fmt.Errorf("no server of this installation has the UID %q: %s orphans list shows those without a VirtualMachine", uid, r.Program)
+	return fmt.Errorf("no server of this installation has the UID %q: %s orphans list shows the servers without a VirtualMachine", uid, r.Program)
 }
 
-// checkDriver refuses a server whose driver the controller does not run, since that never
-// removes it.
-func checkDriver(look *Look, s Server) error {
-	if slices.Contains(look.Drivers, s.Driver) {
+// checkDriver returns an error for a server whose driver the controller does not run: the controller would
+// never remove the server.
+func checkDriver(snapshot *Snapshot, s Server) error {
+	if slices.Contains(snapshot.Drivers, s.Driver) {
 		return nil
 	}
-	return fmt.Errorf("%s is a server of driver %s, which Drover does not run: start it with --vm-driver=%s", s.UID, s.Driver, strings.Join(append(slices.Clone(look.Drivers), s.Driver), ","))
+	return fmt.Errorf("%s is a server of driver %s, which Drover does not run: start Drover with --vm-driver=%s", s.UID, s.Driver, strings.Join(append(slices.Clone(snapshot.Drivers), s.Driver), ","))
 }
 
-// updateApprovals adds approvals, and removes those of servers that are gone.
-func updateApprovals(ctx context.Context, look *Look, chosen, done []Server) error {
+// updateApprovals adds the approvals for the chosen servers, and removes the approvals for the removed servers.
+func updateApprovals(ctx context.Context, snapshot *Snapshot, chosen, removed []Server) error {
 	const resource = "configmaps"
 	approvals := &corev1.ConfigMap{}
-	err := look.Core.Get().Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Do(ctx).Into(approvals)
+	err := snapshot.Core.Get().Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Do(ctx).Into(approvals)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	exists := err == nil
 	data, added := map[string]any{}, map[string]string{}
 	for uid := range approvals.Data {
-		if slices.ContainsFunc(done, func(s Server) bool { return string(s.UID) == uid }) {
+		if slices.ContainsFunc(removed, func(s Server) bool { return string(s.UID) == uid }) {
 			data[uid] = nil
 		}
 	}
@@ -137,30 +137,30 @@ func updateApprovals(ctx context.Context, look *Look, chosen, done []Server) err
 	case len(data) == 0:
 		return nil
 	case !exists:
-		return look.Core.Post().Namespace(metav1.NamespaceSystem).Resource(resource).
+		return snapshot.Core.Post().Namespace(metav1.NamespaceSystem).Resource(resource).
 			Body(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: streams.OrphanApprovalsName}, Data: added}).Do(ctx).Error()
 	}
 	patch, err := json.Marshal(map[string]any{"data": data})
 	if err != nil {
 		return err
 	}
-	return look.Core.Patch(types.MergePatchType).Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Body(patch).Do(ctx).Error()
+	return snapshot.Core.Patch(types.MergePatchType).Namespace(metav1.NamespaceSystem).Resource(resource).Name(streams.OrphanApprovalsName).Body(patch).Do(ctx).Error()
 }
 
-// waitForRemoval waits until the controller has removed the servers. A look that fails is repeated, since
-// a replica may be starting, unless the user lacks the rights.
+// waitForRemoval waits until the controller has removed the servers. It reads again after a failure, since a
+// replica may be starting, unless the user lacks the rights.
 func (r *Remover) waitForRemoval(ctx context.Context, chosen []Server) error {
-	_, _ = fmt.Fprintln(r.Out, "Approved. Drover reads engine and API twice more, then removes them ...")
+	_, _ = fmt.Fprintln(r.Out, "Approved. Drover reads the engine and the API twice more, then removes them ...")
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
 	ticker := r.Clock.NewTicker(pollPeriod)
 	defer ticker.Stop()
-	var last error
+	var lastErr error
 	for all := chosen; ; {
-		look, err := r.Look(ctx)
+		snapshot, err := r.Read(ctx)
 		if err == nil {
-			if chosen = r.reportGone(look, chosen); len(chosen) == 0 {
-				if err = updateApprovals(ctx, look, nil, all); err == nil {
+			if chosen = r.reportGone(snapshot, chosen); len(chosen) == 0 {
+				if err = updateApprovals(ctx, snapshot, nil, all); err == nil {
 					return nil
 				}
 			}
@@ -169,43 +169,43 @@ func (r *Remover) waitForRemoval(ctx context.Context, chosen []Server) error {
 		case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
 			return fmt.Errorf("the approval stays: %w", err)
 		case ctx.Err() == nil:
-			last = err
+			lastErr = err
 		}
 		select {
 		case <-ctx.Done():
-			return r.timeoutError(chosen, last)
+			return r.timeoutError(chosen, lastErr)
 		case <-ticker.C():
 		}
 	}
 }
 
 // timeoutError names a server that was not removed in time, and the last failure.
-func (r *Remover) timeoutError(left []Server, last error) error {
+func (r *Remover) timeoutError(left []Server, lastErr error) error {
 	if len(left) == 0 {
-		return fmt.Errorf("all are removed, but the approval stays: %w", last)
+		return fmt.Errorf("the servers are removed, but the approval stays: %w", lastErr)
 	}
-	err := fmt.Errorf("%s, such as %s, not removed within %s: the approval stays; the log says what the sweep waits for", Count(len(left), "server"), left[0].UID, r.Timeout)
-	if last != nil {
-		err = fmt.Errorf("%w; the last look failed: %w", err, last)
+	err := fmt.Errorf("%s, such as %s, not removed within %s: the approval stays; the log of the controller says what the removal waits for", Count(len(left), "server"), left[0].UID, r.Timeout)
+	if lastErr != nil {
+		err = fmt.Errorf("%w; the last check failed: %w", err, lastErr)
 	}
 	return err
 }
 
 // reportGone prints which servers are gone, or have a VirtualMachine again, and returns the
 // others.
-func (r *Remover) reportGone(look *Look, waited []Server) []Server {
+func (r *Remover) reportGone(snapshot *Snapshot, awaited []Server) []Server {
 	var left []Server
-	for _, s := range waited {
-		isThere := slices.ContainsFunc(look.Servers, func(other Server) bool { return other.UID == s.UID && other.ID == s.ID })
-		// The id of an engine that does not answer is unknown.
-		isKnown := s.EngineID != "" && slices.Contains(look.Answered, Engine{s.Driver, s.EngineID})
+	for _, s := range awaited {
+		exists := slices.ContainsFunc(snapshot.Servers, func(other Server) bool { return other.UID == s.UID && other.ID == s.ID })
+		// An engine that did not answer may still have the server.
+		hasAnswered := s.EngineID != "" && slices.Contains(snapshot.Answered, Engine{s.Driver, s.EngineID})
 		switch {
-		case !isKnown:
+		case !hasAnswered:
 			left = append(left, s)
-		case !isThere:
+		case !exists:
 			_, _ = fmt.Fprintf(r.Out, "Removed: %s server %s of %s.\n", s.Driver, ShortID(s.ID), nameOf(s))
-		case look.Owners[s.UID]:
-			_, _ = fmt.Fprintf(r.Out, "Left: %s has a VirtualMachine again.\n", s.UID)
+		case snapshot.Owners[s.UID]:
+			_, _ = fmt.Fprintf(r.Out, "Not removed: %s has a VirtualMachine again.\n", s.UID)
 		default:
 			left = append(left, s)
 		}

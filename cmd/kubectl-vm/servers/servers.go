@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package servers shows the servers of an installation that no VirtualMachine owns, or that
-// were released, and has those without an owner removed. It is for the verbs orphans and
-// retained, in a cluster and on a host; where the servers come from is their callers' matter.
+// were released, and approves the removal of servers without an owner. It is for the verbs
+// orphans and retained of kubectl vm and of drover, which read the servers themselves.
 //
-// Start with Look; orphans.go has the removal.
+// Start with Snapshot. orphans.go has the removal.
 package servers
 
 import (
@@ -35,64 +35,65 @@ type Server struct {
 // Engine names an engine.
 type Engine struct{ Driver, ID string }
 
-// Look is the result of reading the engines and, after that, the API.
-type Look struct {
-	// Servers has the servers of the engines in Answered.
+// Snapshot has the servers of the engines, and the VirtualMachines that were read after them.
+type Snapshot struct {
+	// Servers are the servers of the engines in Answered.
 	Servers  []Server
 	Answered []Engine
 	// Owners are the UIDs of all VirtualMachines.
 	Owners map[types.UID]bool
-	// Drivers are those that the controller runs.
+	// Drivers are the drivers that the controller runs.
 	Drivers []string
 	// Core is a client of the API's core group.
 	Core rest.Interface
 }
 
 // Orphans returns the servers that no VirtualMachine owns.
-func (l *Look) Orphans() []Server {
-	return l.selectServers(func(s Server) bool { return s.MayBeOrphan && !l.Owners[s.UID] })
+func (s *Snapshot) Orphans() []Server {
+	return s.selectServers(func(server Server) bool { return server.MayBeOrphan && !s.Owners[server.UID] })
 }
 
 // Retained returns the servers that were released.
-func (l *Look) Retained() []Server { return l.selectServers(func(s Server) bool { return s.Retained }) }
-
-func (l *Look) selectServers(keep func(Server) bool) []Server {
-	return slices.DeleteFunc(slices.Clone(l.Servers), func(s Server) bool { return !keep(s) })
+func (s *Snapshot) Retained() []Server {
+	return s.selectServers(func(server Server) bool { return server.Retained })
 }
 
-// Key is the first column of a table of servers, by which users name them.
+func (s *Snapshot) selectServers(isSelected func(Server) bool) []Server {
+	return slices.DeleteFunc(slices.Clone(s.Servers), func(server Server) bool { return !isSelected(server) })
+}
+
+// Key is the first column of a table of servers, by which users name a server.
 type Key struct {
-	header string
-	// Of returns the key of a server.
-	Of func(Server) string
+	header  string
+	valueOf func(Server) string
 }
 
-// The keys of servers: orphans have a UID that no other server has, and released ones an ID.
+// The keys of servers. The UID identifies an orphan, and the ID a released server.
 var (
 	ByUID = Key{"UID", func(s Server) string { return string(s.UID) }}
 	ByID  = Key{"ID", func(s Server) string { return ShortID(s.ID) }}
 )
 
-// ShortID returns an id, or the beginning of a long one, as docker ps has it, which is enough to
-// name a server. A pod's is its namespace and name, whose end matters.
+// ShortID returns an ID, or the beginning of a long ID, which is enough to name a server, as in docker ps.
+// It does not cut the ID of a pod, which is the pod's namespace and name.
 func ShortID(id string) string {
-	const long, short = 20, 12
-	if len(id) <= long || strings.Contains(id, "/") {
+	const maxLength, shortLength = 20, 12
+	if len(id) <= maxLength || strings.Contains(id, "/") {
 		return id
 	}
-	return id[:short]
+	return id[:shortLength]
 }
 
-// What is printed instead of an empty table.
+// Texts that are printed instead of an empty table.
 const (
 	NoOrphans  = "Every server has a VirtualMachine."
 	NoRetained = "No servers were released."
 )
 
-// PrintTable prints a table for people, or none if there are no servers.
-func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string) error {
+// PrintTable prints a table for people, or emptyText if there are no servers.
+func PrintTable(out io.Writer, all []Server, key Key, now time.Time, emptyText string) error {
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(out, none)
+		_, err := fmt.Fprintln(out, emptyText)
 		return err
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
@@ -102,7 +103,7 @@ func PrintTable(out io.Writer, all []Server, key Key, now time.Time, none string
 		if !s.StartedAt.IsZero() {
 			age = duration.HumanDuration(now.Sub(s.StartedAt))
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", printable.Line(key.Of(s)), printable.Line(s.Driver), nameOf(s), printable.Line(s.State), age)
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", printable.Line(key.valueOf(s)), printable.Line(s.Driver), nameOf(s), printable.Line(s.State), age)
 	}
 	return table.Flush()
 }
@@ -114,7 +115,7 @@ func PrintJSON(out io.Writer, all []Server) error {
 
 func nameOf(s Server) string { return printable.Line(s.Namespace + "/" + s.Name) }
 
-// Count returns a number of things, such as servers.
+// Count returns a number with a noun in the singular or plural, such as "2 servers".
 func Count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -41,21 +41,21 @@ func TestChoose(t *testing.T) {
 	owned, orphan, kept, broken, off := newServer("a", "owned", "1"), newServer("b", "orphan", "2"), newServer("c", "kept", "333333333333333333333"), newServer("d", "broken", ""), newServer("e", "off", "5")
 	kept.Retained, kept.MayBeOrphan = true, false
 	broken.Error, broken.MayBeOrphan, off.Driver = "repair it", false, "qemu"
-	look := &Look{
+	snapshot := &Snapshot{
 		Drivers: []string{"docker"}, Servers: []Server{owned, orphan, kept, broken, off}, Owners: map[types.UID]bool{"owned": true},
 	}
-	got := look.Orphans()
+	got := snapshot.Orphans()
 	assert.True(t, len(got) == 2 && got[0].UID == "orphan" && got[1].UID == "off", "the orphans are %+v", got)
-	got = look.Retained()
+	got = snapshot.Retained()
 	assert.True(t, len(got) == 1 && got[0].UID == "kept", "released are %+v", got)
 	r := &Remover{Program: "kubectl vm"}
 	for uid, message := range map[string]string{
 		"owned": "belongs to the VirtualMachine default/a", "kept": "was released, so it is not an orphan", "broken": "repair it",
-		"none": `has the UID "none"`, "off": "start it with --vm-driver=docker,qemu",
+		"none": `has the UID "none"`, "off": "start Drover with --vm-driver=docker,qemu",
 	} {
-		assert.ErrorSays(t, uid, assert.ErrorOf(r.chooseOrphans(look, []string{uid})), message)
+		assert.ErrorSays(t, uid, assert.ErrorOf(r.chooseOrphans(snapshot, []string{uid})), message)
 	}
-	chosen, err := r.chooseOrphans(look, []string{"orphan", "orphan"})
+	chosen, err := r.chooseOrphans(snapshot, []string{"orphan", "orphan"})
 	assert.True(t, err == nil && len(chosen) == 1, "got %+v, %v", chosen, err)
 }
 
@@ -64,17 +64,17 @@ func TestReportGone(t *testing.T) {
 	t.Parallel()
 	s, own := newServer("a", "u1", "id1"), []Engine{{"docker", "D"}}
 	for name, c := range map[string]struct {
-		look Look
-		left int
-		says string
+		snapshot Snapshot
+		left     int
+		says     string
 	}{
-		"gone":           {Look{Answered: own}, 0, "Removed: docker server id1 of default/a."},
-		"there":          {Look{Answered: own, Servers: []Server{s}}, 1, ""},
-		"another's":      {Look{Answered: own, Servers: []Server{newServer("a", "u1", "id2")}}, 0, "Removed"},
-		"no answer":      {Look{}, 1, ""},
-		"no id":          {Look{Answered: []Engine{{"docker", ""}}}, 1, ""},
-		"another engine": {Look{Answered: []Engine{{"docker", "E"}, {"qemu", "D"}}}, 1, ""},
-		"has an owner":   {Look{Answered: own, Servers: []Server{s}, Owners: map[types.UID]bool{"u1": true}}, 0, "has a VirtualMachine again"},
+		"gone":           {Snapshot{Answered: own}, 0, "Removed: docker server id1 of default/a."},
+		"there":          {Snapshot{Answered: own, Servers: []Server{s}}, 1, ""},
+		"another's":      {Snapshot{Answered: own, Servers: []Server{newServer("a", "u1", "id2")}}, 0, "Removed"},
+		"no answer":      {Snapshot{}, 1, ""},
+		"no id":          {Snapshot{Answered: []Engine{{"docker", ""}}}, 1, ""},
+		"another engine": {Snapshot{Answered: []Engine{{"docker", "E"}, {"qemu", "D"}}}, 1, ""},
+		"has an owner":   {Snapshot{Answered: own, Servers: []Server{s}, Owners: map[types.UID]bool{"u1": true}}, 0, "has a VirtualMachine again"},
 	} {
 		var out bytes.Buffer
 		r := &Remover{Out: &out}
@@ -82,7 +82,7 @@ func TestReportGone(t *testing.T) {
 		if name == "no id" {
 			s.EngineID = ""
 		}
-		if left := r.reportGone(&c.look, []Server{s}); len(left) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
+		if left := r.reportGone(&c.snapshot, []Server{s}); len(left) != c.left || !strings.Contains(out.String(), c.says) || c.says == "" && out.Len() > 0 {
 			t.Errorf("%s: left %+v, printed %q", name, left, out.String())
 		}
 	}
@@ -124,8 +124,8 @@ func TestWait(t *testing.T) {
 	s := newServer("a", "u1", "id1")
 	busy, starting := apierrors.NewTooManyRequests("busy", 1), apierrors.NewServiceUnavailable("a replica starts")
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "virtualmachines"}, "", errors.New("not yours"))
-	there := &Look{Servers: []Server{s}, Answered: []Engine{{"docker", "D"}}}
-	owned := &Look{Servers: there.Servers, Answered: there.Answered, Owners: map[types.UID]bool{"u1": true}, Core: newCore()}
+	there := &Snapshot{Servers: []Server{s}, Answered: []Engine{{"docker", "D"}}}
+	owned := &Snapshot{Servers: there.Servers, Answered: there.Answered, Owners: map[types.UID]bool{"u1": true}, Core: newCore()}
 	for name, c := range map[string]struct {
 		looks   []any // each a Look or an error; the last one is repeated
 		timeout time.Duration
@@ -135,17 +135,17 @@ func TestWait(t *testing.T) {
 		"passes":  {[]any{starting, busy, syscall.ECONNRESET, there, forbidden}, time.Minute, []string{"not yours", "the approval stays"}, 5},
 		"refused": {[]any{forbidden}, time.Minute, []string{"not yours", "the approval stays"}, 1},
 		"stays":   {[]any{starting}, time.Second, []string{"1 server, such as u1, not removed", "the approval stays", "a replica starts"}, 0},
-		"slow":    {[]any{there}, time.Second, []string{"the log says"}, 0},
+		"slow":    {[]any{there}, time.Second, []string{"the log of the controller says"}, 0},
 		"is back": {[]any{busy, owned}, time.Minute, nil, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out bytes.Buffer
 			var looked int
-			r := &Remover{Out: &out, Clock: fastClock{}, Timeout: c.timeout, Look: func(context.Context) (*Look, error) {
+			r := &Remover{Out: &out, Clock: fastClock{}, Timeout: c.timeout, Read: func(context.Context) (*Snapshot, error) {
 				looked++
 				switch next := c.looks[min(looked, len(c.looks))-1].(type) {
-				case *Look:
+				case *Snapshot:
 					return next, nil
 				case error:
 					return nil, next

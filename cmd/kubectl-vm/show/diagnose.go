@@ -4,6 +4,7 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// Verdict says whether a VM needs a person.
+// Verdict says whether a user has to act.
 type Verdict int
 
 // The verdicts, which are exit codes of explain.
@@ -31,24 +32,25 @@ const (
 const (
 	// controllerDelay is how long a running controller may take to see a change.
 	controllerDelay = 30 * time.Second
-	// patience and manyAttempts are when a failure that may end by itself needs a person.
-	patience     = 10 * time.Minute
-	manyAttempts = 5
+	// maxUnreadyTime and maxAttempts are the limits after which a user should look at a failure
+	// that may be transient.
+	maxUnreadyTime = 10 * time.Minute
+	maxAttempts    = 5
 )
 
-// diagnosis is the answer of explain about a VM.
+// diagnosis is the result of the command explain for a VM.
 type diagnosis struct {
 	verdict  Verdict
 	headline string
-	// message is the message of the condition, as the controller wrote it.
+	// message is the message of the status, as the controller wrote it.
 	message string
-	// facts and steps are sentences.
+	// facts say what is known, and steps say what to do, in sentences.
 	facts, steps []string
 }
 
-// diagnoseVM returns what there is to say of a VM.
+// diagnoseVM returns the diagnosis of a VM.
 func (d describer) diagnoseVM(vm *api.VirtualMachine) diagnosis {
-	known, ok := advice.For(vm.Status.Reason)
+	known, ok := advice.Find(vm.Status.Reason)
 	found := diagnosis{message: printable.Line(vm.Status.Message), verdict: verdictOf(vm, known, d.now)}
 	if ok {
 		found.facts = append(found.facts, known.Means)
@@ -62,20 +64,20 @@ func (d describer) diagnoseVM(vm *api.VirtualMachine) diagnosis {
 	return found
 }
 
-// verdictOf says whether a VM needs a person.
+// verdictOf returns whether a user has to act.
 func verdictOf(vm *api.VirtualMachine, known advice.Advice, now time.Time) Verdict {
 	blocked := vms.ConditionOf(vm, api.ConditionDeletionBlocked).Status == metav1.ConditionTrue
 	switch {
 	case isUnseen(vm):
 		return verdictIf(now.Sub(changedAt(vm)) > controllerDelay)
 	case vm.DeletionTimestamp != nil:
-		return verdictIf(blocked && needsPerson(vm, known, now))
+		return verdictIf(blocked && needsAction(vm, known, now))
 	case vms.IsReady(vm):
 		return verdictHealthy
 	case vms.IsStalled(vm):
 		return verdictNeedsYou
 	}
-	return verdictIf(needsPerson(vm, known, now))
+	return verdictIf(needsAction(vm, known, now))
 }
 
 func verdictIf(needsYou bool) Verdict {
@@ -85,18 +87,18 @@ func verdictIf(needsYou bool) Verdict {
 	return verdictWaiting
 }
 
-// needsPerson reports whether a person has to act, because nothing else helps or because time has
-// not helped.
-func needsPerson(vm *api.VirtualMachine, known advice.Advice, now time.Time) bool {
+// needsAction reports whether a user has to act, because nothing else helps or because waiting has not
+// helped.
+func needsAction(vm *api.VirtualMachine, known advice.Advice, now time.Time) bool {
 	if known.Need != advice.Attention {
-		return known.Need == advice.Person
+		return known.Need == advice.Action
 	}
 	since := vms.ConditionOf(vm, api.ConditionReady).LastTransitionTime
 	op := vm.Status.Operation
-	return (op != nil && op.Attempts >= manyAttempts) || (!since.IsZero() && now.Sub(since.Time) > patience)
+	return (op != nil && op.Attempts >= maxAttempts) || (!since.IsZero() && now.Sub(since.Time) > maxUnreadyTime)
 }
 
-// isUnseen reports whether no controller has seen the VM, or its last change.
+// isUnseen reports whether no controller has seen the VM, or the last change of its spec.
 func isUnseen(vm *api.VirtualMachine) bool { return vm.Status.Phase == "" || !vms.IsObserved(vm) }
 
 // changedAt returns when anyone other than the controller last changed the VM.
@@ -117,7 +119,7 @@ func headlineOf(vm *api.VirtualMachine, v Verdict) string {
 	}
 	switch {
 	case vm.Status.Phase == "":
-		return vm.Name + " was not seen by any controller yet"
+		return vm.Name + " has not been seen by any controller yet"
 	case vm.DeletionTimestamp != nil:
 		return vm.Name + " is being deleted: " + state
 	case v == verdictHealthy:
@@ -130,35 +132,31 @@ func unseenText(vm *api.VirtualMachine) string {
 	if vm.Status.Phase == "" {
 		return "No controller has written a status."
 	}
-	return fmt.Sprintf("The controller has not seen the last change of the spec: it is generation %d, and the status is about generation %d.",
+	return fmt.Sprintf("The controller has not seen the last change of the spec: the spec has generation %d, and the status is about generation %d.",
 		vm.Generation, vm.Status.ObservedGeneration)
 }
 
-// gerunds are the steps in the words of a sentence.
+// gerunds describe the operations after "Drover has been".
 var gerunds = map[api.OperationType]string{
 	api.OperationCreate: "creating the server", api.OperationStart: "starting the server", api.OperationStop: "stopping the server",
 	api.OperationPause: "pausing the server", api.OperationResume: "resuming the server", api.OperationRestart: "restarting the server",
 	api.OperationUpdate: "applying a change to the server", api.OperationDelete: "removing the server", api.OperationRelease: "releasing the server",
 }
 
-// operationFacts returns what is known of the step in progress.
+// operationFacts describes the operation in progress, if there is one.
 func (d describer) operationFacts(vm *api.VirtualMachine) []string {
 	op := vm.Status.Operation
 	switch {
 	case op == nil:
 		return nil
-	case vms.IsOnlyCounting(vm):
+	case vms.OnlyCountsRestarts(vm):
 		return []string{"The server was started again " + timesText(int(op.Attempts)) + ", the last time because: " + printable.Line(op.LastError)}
 	}
-	what := gerunds[op.Type]
-	if what == "" {
-		what = string(op.Type)
-	}
-	text := fmt.Sprintf("Drover has been %s for %s.", what, vms.AgeText(d.now, op.StartedAt.Time))
+	text := fmt.Sprintf("Drover has been %s for %s.", cmp.Or(gerunds[op.Type], string(op.Type)), vms.AgeText(d.now, op.StartedAt.Time))
 	if op.Attempts > 0 {
-		text += " That has failed " + timesText(int(op.Attempts))
+		text += " This has failed " + timesText(int(op.Attempts))
 		if op.Reason != "" && op.Reason != vm.Status.Reason {
-			text += ", last with " + op.Reason
+			text += ", most recently with reason " + op.Reason
 		}
 		text += "."
 	}
@@ -177,11 +175,11 @@ func timesText(n int) string {
 	return fmt.Sprintf("%d times in a row", n)
 }
 
-// retryText says when a step is tried again.
+// retryText says when a failed operation is tried again.
 func (d describer) retryText(op *api.Operation) string {
 	switch {
 	case op.Failure == api.FailureRefused:
-		return " It is tried again when the spec changes, and once after a restart of Drover."
+		return " Drover tries again when the spec changes, and once after a restart of Drover."
 	case op.NextRetryTime == nil:
 		return ""
 	}
@@ -192,7 +190,7 @@ func (d describer) retryText(op *api.Operation) string {
 	return fmt.Sprintf(" The next try is in %s, at %s.", wait, instantText(op.NextRetryTime.Time))
 }
 
-// conditionFacts returns what the conditions say that the reason does not.
+// conditionFacts returns the facts that the conditions add to the reason.
 func (d describer) conditionFacts(vm *api.VirtualMachine) []string {
 	var facts []string
 	if ready := vms.ConditionOf(vm, api.ConditionReady); ready.Type != "" {
@@ -208,26 +206,29 @@ func (d describer) conditionFacts(vm *api.VirtualMachine) []string {
 	if c := vms.ConditionOf(vm, api.ConditionConfined); c.Status == metav1.ConditionFalse {
 		facts = append(facts, "Condition Confined is False: "+printable.Line(c.Message))
 	}
+	if c := vms.ConditionOf(vm, api.ConditionFilesCurrent); c.Status == metav1.ConditionFalse {
+		facts = append(facts, "Condition FilesCurrent is False: "+printable.Line(c.Message))
+	}
 	return facts
 }
 
-// pendingFacts returns which fields of the spec the server does not have yet, or cannot have.
+// pendingFacts says which fields of the spec the server does not have yet, or cannot have.
 func (d describer) pendingFacts(vm *api.VirtualMachine) []string {
 	var facts []string
 	if fields := vm.Status.PendingFields; len(fields) > 0 {
-		facts = append(facts, fmt.Sprintf("Waiting for the next restart (%s restart %s): %s.", d.program, vm.Name, strings.Join(fields, ", ")))
+		facts = append(facts, fmt.Sprintf("Fields that wait for the next restart (%s restart %s): %s.", d.program, vm.Name, strings.Join(fields, ", ")))
 	}
 	if r := vm.Status.RefusedField; r != nil && r.Message != vm.Status.Message {
-		facts = append(facts, "Refused is "+printable.Line(r.Field+": "+r.Message))
+		facts = append(facts, "The driver refuses the field "+printable.Line(r.Field+": "+r.Message))
 	}
 	return facts
 }
 
-// engineFact says whether the engine answers.
+// engineFact returns a sentence about the engine.
 func engineFact(vm *api.VirtualMachine) string {
 	driver := vms.DriverOf(vm)
 	if driver == "" {
-		return "It is not bound to an engine yet."
+		return "The VM is not bound to an engine yet."
 	}
 	name := "The engine of driver " + driver
 	if b := vm.Status.Binding; b != nil {
@@ -237,17 +238,17 @@ func engineFact(vm *api.VirtualMachine) string {
 	case metav1.ConditionTrue:
 		return name + " answers" + serverText(vm) + "."
 	case metav1.ConditionFalse:
-		return name + " cannot be asked: " + c.Reason + "."
+		return name + " cannot be queried: " + c.Reason + "."
 	default:
-		return name + " was not asked yet."
+		return name + " has not been queried yet."
 	}
 }
 
-// serverText says what the engine has.
+// serverText describes the server that the engine has, as the end of a sentence about the engine.
 func serverText(vm *api.VirtualMachine) string {
 	switch s := vm.Status.Server; {
 	case s == nil:
-		return ", and it does not have the server"
+		return ", but it does not have the server"
 	case s.ID == "":
 		return ": the server is " + printable.Line(s.State)
 	default:
@@ -255,11 +256,11 @@ func serverText(vm *api.VirtualMachine) string {
 	}
 }
 
-// stepsFor returns what to do.
+// stepsFor returns the recommended steps for a VM.
 func (d describer) stepsFor(vm *api.VirtualMachine, known advice.Advice, v Verdict) []string {
 	switch {
 	case isUnseen(vm) && v == verdictNeedsYou:
-		return []string{fmt.Sprintf("The change is %s old. Does Drover run (drover up, or drover-controller), and does it reach this cluster? Its log says more.",
+		return []string{fmt.Sprintf("The change is %s old. Is Drover running (drover up, or drover-controller), and can it reach this cluster? Drover's log has the details.",
 			vms.AgeText(d.now, changedAt(vm)))}
 	case isUnseen(vm):
 		return []string{"Wait: a running controller sees a change within a second."}
@@ -268,17 +269,18 @@ func (d describer) stepsFor(vm *api.VirtualMachine, known advice.Advice, v Verdi
 	if text := known.Steps(d.namesOf(vm)); text != "" {
 		steps = append(steps, text)
 	} else if v == verdictWaiting {
-		steps = append(steps, "Nothing: Drover goes on by itself.")
+		steps = append(steps, "Nothing: Drover continues by itself.")
 	}
-	if c, ok := advice.For(vms.ConditionOf(vm, api.ConditionConfined).Reason); ok && v == verdictHealthy {
-		if text := c.Steps(d.namesOf(vm)); text != "" {
+	for _, condition := range []string{api.ConditionFilesCurrent, api.ConditionConfined} {
+		c, ok := advice.Find(vms.ConditionOf(vm, condition).Reason)
+		if text := c.Steps(d.namesOf(vm)); ok && v == verdictHealthy && text != "" {
 			steps = append(steps, text)
 		}
 	}
 	return steps
 }
 
-// namesOf returns the words of a VM's advice.
+// namesOf returns the words for the placeholders in the advice about a VM.
 func (d describer) namesOf(vm *api.VirtualMachine) advice.Names {
 	return advice.Names{Program: d.program, Kubectl: d.kubectl, VM: vm.Name, Driver: vms.DriverOf(vm)}
 }

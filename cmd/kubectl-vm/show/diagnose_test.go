@@ -40,14 +40,14 @@ func TestVerdict(t *testing.T) {
 		"a job that is done":       {kittest.NewVM(api.PhaseStopped, api.ReasonCompleted, "True"), verdictHealthy},
 		"boots":                    {kittest.NewVM(api.PhaseCreating, api.ReasonStarting, "False"), verdictWaiting},
 		"fails for the first time": {kittest.NewVM(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(kittest.WithFailedAttempts(1)), verdictWaiting},
-		"fails again and again":    {kittest.NewVM(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(kittest.WithFailedAttempts(manyAttempts)), verdictNeedsYou},
+		"fails again and again":    {kittest.NewVM(api.PhaseFailed, api.ReasonImageUnavailable, "False").Status(kittest.WithFailedAttempts(maxAttempts)), verdictNeedsYou},
 		"fails for long": {kittest.NewVM(api.PhaseActive, api.ReasonProbeFailing, "False").Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(kittest.Now.Add(-time.Hour))
 		}), verdictNeedsYou},
 		"stops for long": {kittest.NewVM(api.PhaseActive, api.ReasonStopping, "False").Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(kittest.Now.Add(-time.Hour))
 		}), verdictNeedsYou},
-		"was evicted, and runs again": {kittest.NewVM(api.PhaseActive, api.ReasonRunning, "True").Status(kittest.WithFailedAttempts(manyAttempts)), verdictHealthy},
+		"was evicted, and runs again": {kittest.NewVM(api.PhaseActive, api.ReasonRunning, "True").Status(kittest.WithFailedAttempts(maxAttempts)), verdictHealthy},
 		"boots for long": {kittest.NewVM(api.PhaseCreating, api.ReasonFetching, "False").Status(func(s *api.VirtualMachineStatus) {
 			s.Conditions[0].LastTransitionTime = metav1.NewTime(kittest.Now.Add(-time.Hour))
 		}), verdictWaiting},
@@ -90,7 +90,7 @@ func TestDiagnosis(t *testing.T) {
 	text := strings.Join(append(append([]string{d.headline, d.message}, d.facts...), d.steps...), "\n")
 	for _, want := range []string{
 		"web is not ready: Failed, ImageUnavailable", "pull image x: ?[2Jnot found", "creating the server for 60s", "failed 7 times in a row",
-		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "and it does not have the server", "docker pull",
+		"next try is in 42s, at 2026-01-31 12:00:42Z", "The last error: it broke", "Ready has been False for 5s", "(3f6c8a52-8e1b-4f9a)", "but it does not have the server", "docker pull",
 	} {
 		assert.True(t, strings.Contains(text, want), "it does not say %q:\n%s", want, text)
 	}

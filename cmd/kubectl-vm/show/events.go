@@ -19,8 +19,8 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// mostEvents is how many events explain prints.
-const mostEvents = 6
+// maxEvents is how many events explain prints.
+const maxEvents = 6
 
 // readEvents returns the last events about a VM, the newest first.
 func readEvents(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) ([]corev1.Event, error) {
@@ -36,10 +36,10 @@ func readEvents(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) ([]
 	}
 	slices.SortStableFunc(list.Items, func(a, b corev1.Event) int { return eventTime(&b).Compare(eventTime(&a)) })
 	events := mergeEvents(list.Items)
-	return events[:min(len(events), mostEvents)], nil
+	return events[:min(len(events), maxEvents)], nil
 }
 
-// mergeEvents counts events in a row that say the same.
+// mergeEvents merges equal events in a row into one event, and adds their counts.
 func mergeEvents(events []corev1.Event) []corev1.Event {
 	var merged []corev1.Event
 	for i := range events {
@@ -75,7 +75,7 @@ func eventTime(e *corev1.Event) time.Time {
 	return e.CreationTimestamp.Time
 }
 
-func writeEvents(b *strings.Builder, s kit.Screen, events []corev1.Event, now time.Time) {
+func writeEvents(b *strings.Builder, s kit.Terminal, events []corev1.Event, now time.Time) {
 	if len(events) == 0 {
 		return
 	}
@@ -86,11 +86,11 @@ func writeEvents(b *strings.Builder, s kit.Screen, events []corev1.Event, now ti
 		if events[i].Type == corev1.EventTypeWarning {
 			kind.Style = kit.Yellow
 		}
-		t.AddRow(kit.Cell{Text: "  " + vms.AgeText(now, eventTime(&events[i]))}, kind, kit.Cell{}) // the text follows, wrapped
+		t.AddRow(kit.Cell{Text: "  " + vms.AgeText(now, eventTime(&events[i]))}, kind, kit.Cell{}) // the wrapped text is added below
 	}
 	widths := t.Widths()
 	indent := widths[0] + widths[1] + 2*kit.ColumnGap
-	for i, begin := range t.Lines(kit.Screen{HasColors: s.HasColors}) {
+	for i, begin := range t.Lines(kit.Terminal{HasColors: s.HasColors}) {
 		lines := printable.Wrap(printable.Line(eventText(&events[i])), max(s.Width-indent, 0))
 		b.WriteString(strings.TrimSuffix(begin, "\n") + lines[0] + "\n")
 		for _, line := range lines[1:] {

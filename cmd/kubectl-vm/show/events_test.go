@@ -19,7 +19,7 @@ import (
 func TestEventsOfOddReasons(t *testing.T) {
 	events := []corev1.Event{{Reason: "äöüäöü", Message: "one"}, {Reason: "\x1b[31mé", Message: "two"}}
 	var b strings.Builder
-	writeEvents(&b, kit.Screen{Width: 40}, events, kittest.Now)
+	writeEvents(&b, kit.Terminal{Width: 40}, events, kittest.Now)
 	want := "\nLast events:\n  -   äöüäöü   one\n  -   ?[31mé   two\n"
 	assert.True(t, b.String() == want, "got %q, want %q", b.String(), want)
 }

@@ -14,8 +14,8 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// exitUnexplained is the exit code of an explain that has nothing to say: no such VM, no
-// cluster, wrong flags.
+// exitUnexplained is the exit code of explain if it cannot explain anything: there is no such VM, the
+// cluster does not answer, or a flag is wrong.
 const exitUnexplained = 3
 
 type explainOptions struct {
@@ -24,7 +24,7 @@ type explainOptions struct {
 	output  kit.JSONFlag
 }
 
-// NewExplainCommand returns the verb explain.
+// NewExplainCommand returns the command explain.
 func NewExplainCommand(o *kit.Options) *cobra.Command {
 	e := &explainOptions{Options: o}
 	cmd := &cobra.Command{
@@ -40,7 +40,7 @@ func NewExplainCommand(o *kit.Options) *cobra.Command {
 			"The exit code is\n" +
 			"  0  if the VM is as its spec says\n" +
 			"  1  if it is not yet, and time may help\n" +
-			"  2  if a person has to act\n" +
+			"  2  if you have to act\n" +
 			"  3  if nothing is known: no such VM, no answer, wrong flags\n" +
 			"With --history it is 0 or 3.",
 		Example: o.FormatExamples("explain web", "explain web >/dev/null && echo healthy", "explain web --history",
@@ -66,7 +66,7 @@ func (e *explainOptions) addFlags(cmd *cobra.Command) {
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// checkFlags refuses flags that do not belong together.
+// checkFlags returns an error for flags that exclude each other, and for wrong arguments.
 func (e *explainOptions) checkFlags(cmd *cobra.Command, args []string) error {
 	switch err := e.output.Check(); {
 	case err != nil:
@@ -77,10 +77,10 @@ func (e *explainOptions) checkFlags(cmd *cobra.Command, args []string) error {
 	return kit.RequireOneName(cmd, args)
 }
 
-// asUnexplained gives an error the exit code for a cause that is not known, unless it has a code already.
+// asUnexplained gives an error the exit code exitUnexplained, unless it already has an exit code.
 func asUnexplained(err error) error {
-	var own *kit.ExitError
-	if err == nil || errors.As(err, &own) {
+	var exit *kit.ExitError
+	if err == nil || errors.As(err, &exit) {
 		return err
 	}
 	return &kit.ExitError{Code: exitUnexplained, Err: err}
@@ -101,7 +101,7 @@ func (e *explainOptions) explainName(ctx context.Context, arg string) error {
 	return nil
 }
 
-// ExplainVM prints why a VM is as it is, and the steps that help.
+// ExplainVM prints why a VM is in its state, and the steps that help.
 func ExplainVM(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) (Verdict, error) {
 	d := newDescriber(o)
 	v := d.viewOf(vm)

@@ -28,7 +28,7 @@ type listOptions struct {
 	output kit.OutputFlag
 }
 
-// NewListCommand returns the verb list.
+// NewListCommand returns the command list.
 func NewListCommand(o *kit.Options) *cobra.Command {
 	l := &listOptions{Options: o}
 	cmd := &cobra.Command{
@@ -38,9 +38,10 @@ func NewListCommand(o *kit.Options) *cobra.Command {
 		GroupID:    kit.GroupObserve,
 		Short:      "List VMs with their state, size, address and ports",
 		Long: "List VMs with their state, size, address and ports.\n\n" +
-			"STATE is the state of the server, READY whether it is as the spec says, and REASON why.\n" +
-			"ADDRESS is the VM's, or the host's if only ports lead to it. PORTS are the host's ports that lead to\n" +
-			"it now, as HOST:VM. A VM that is a pod answers at the ports themselves, at its ADDRESS.",
+			"STATE is the state of the container or machine that runs the VM, REASON is the reason for it, and READY\n" +
+			"tells whether the VM is as its spec says. ADDRESS is the address of the VM, or of the host if the VM\n" +
+			"is reachable only by ports of the host. PORTS are the ports of the host that now lead to the VM, as\n" +
+			"HOST:VM. A VM in a pod is reachable at its ADDRESS, on the ports of its spec.",
 		Example: o.FormatExamples("list", "list -A -o wide", "list -l app=web -o name"),
 		Args:    kit.RefuseArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return l.listVMs(cmd.Context()) },
@@ -77,24 +78,24 @@ func (l *listOptions) printObjects(ctx context.Context) error {
 }
 
 func (l *listOptions) printTable(all []api.VirtualMachine) error {
-	screen := kit.ScreenOf(l.Out)
+	terminal := kit.TerminalOf(l.Out)
 	if l.output.Format == formatWide {
-		screen.Width = 0
+		terminal.Width = 0
 	}
-	return l.tableOf(all, l.tableColumns(), l.cellsOf).Print(l.Out, screen)
+	return l.tableOf(all, l.tableColumns(), l.cellsOf).Print(l.Out, terminal)
 }
 
 func (l *listOptions) tableColumns() []kit.Column {
 	columns := []kit.Column{
 		{Name: "NAME"},
 		{Name: "STATE"},
-		{Name: "READY", Expendable: 3},
-		{Name: "REASON", Expendable: 1},
-		{Name: "CPU", AlignRight: true, Expendable: 5},
-		{Name: "MEMORY", AlignRight: true, Expendable: 6},
-		{Name: "ADDRESS", Expendable: 4},
-		{Name: "PORTS", Expendable: 2},
-		{Name: "AGE", Expendable: 7},
+		{Name: "READY", DropOrder: 3},
+		{Name: "REASON", DropOrder: 1},
+		{Name: "CPU", AlignRight: true, DropOrder: 5},
+		{Name: "MEMORY", AlignRight: true, DropOrder: 6},
+		{Name: "ADDRESS", DropOrder: 4},
+		{Name: "PORTS", DropOrder: 2},
+		{Name: "AGE", DropOrder: 7},
 	}
 	if l.output.Format == formatWide {
 		columns = append(columns, kit.Column{Name: "DRIVER"}, kit.Column{Name: "RESTARTS", AlignRight: true},
@@ -103,14 +104,14 @@ func (l *listOptions) tableColumns() []kit.Column {
 	return columns
 }
 
-// mostPorts is how many ports of a VM list shows, unless it is wide.
-const mostPorts = 3
+// maxPorts is the number of ports that the command list shows for each VM, unless the format is wide.
+const maxPorts = 3
 
 func (l *listOptions) cellsOf(vm *api.VirtualMachine) []kit.Cell {
 	wide := l.output.Format == formatWide
-	ports, most := vms.PortTexts(vm), mostPorts
+	ports, limit := vms.PortTexts(vm), maxPorts
 	if wide {
-		most = len(ports)
+		limit = len(ports)
 	}
 	cells := []kit.Cell{
 		{Text: vm.Name},
@@ -119,8 +120,8 @@ func (l *listOptions) cellsOf(vm *api.VirtualMachine) []kit.Cell {
 		{Text: cmp.Or(vm.Status.Reason, vms.NoValue)},
 		{Text: vms.SizeText(vm, api.ResourceCPU)},
 		{Text: vms.SizeText(vm, api.ResourceMemory)},
-		{Text: firstOf(vm.Status.Addresses)},
-		{Text: joinSome(ports, most)},
+		{Text: firstAddress(vm.Status.Addresses)},
+		{Text: joinFirst(ports, limit)},
 		{Text: vms.AgeText(l.Clock.Now(), vm.CreationTimestamp.Time)},
 	}
 	if wide {
@@ -129,8 +130,8 @@ func (l *listOptions) cellsOf(vm *api.VirtualMachine) []kit.Cell {
 	return cells
 }
 
-// firstOf returns the first of some addresses, which belongs to the VM itself if it has one.
-func firstOf(addresses []string) string {
+// firstAddress returns the first address: that of the VM, if it has one, otherwise that of the host.
+func firstAddress(addresses []string) string {
 	if len(addresses) == 0 {
 		return vms.NoValue
 	}
@@ -159,13 +160,13 @@ func wideCells(vm *api.VirtualMachine) []kit.Cell {
 	}
 }
 
-// joinSome joins the first texts, and counts the others.
-func joinSome(texts []string, most int) string {
+// joinFirst joins the first strings up to limit, and appends the number of the others.
+func joinFirst(texts []string, limit int) string {
 	if len(texts) == 0 {
 		return vms.NoValue
 	}
-	if len(texts) <= most {
+	if len(texts) <= limit {
 		return strings.Join(texts, ",")
 	}
-	return fmt.Sprintf("%s,+%d", strings.Join(texts[:most], ","), len(texts)-most)
+	return fmt.Sprintf("%s,+%d", strings.Join(texts[:limit], ","), len(texts)-limit)
 }

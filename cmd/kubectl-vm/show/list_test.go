@@ -34,13 +34,15 @@ func TestPodPorts(t *testing.T) {
 	t.Parallel()
 	vm := kittest.NewPodVM()
 	assert.Equal(t, "show has", portsText(vm), "ssh 10.244.1.5:22, dns 10.244.1.5:53/udp")
-	assert.Equal(t, "list has", joinSome(vms.PortTexts(vm), mostPorts), "22,53/udp")
+	assert.Equal(t, "list has", joinFirst(vms.PortTexts(vm), maxPorts), "22,53/udp")
 	vm.Status.PendingFields = []string{"ports"}
 	got := portsText(vm)
-	assert.True(t, strings.HasSuffix(got, " (changed ones as of the next restart)"), "while they change, show has %q", got)
+	assert.True(t, strings.HasSuffix(got, " (changes apply at the next restart)"), "while they change, show has %q", got)
 	vm.Status.Addresses = nil
 	assert.Equal(t, "without an address, show has", portsText(vm), "ssh 22 (not open), dns 53/udp (not open)")
-	assert.Equal(t, "without an address, list has", joinSome(vms.PortTexts(vm), mostPorts), vms.NoValue)
+	assert.Equal(t, "without an address, list has", joinFirst(vms.PortTexts(vm), maxPorts), vms.NoValue)
+	vm.Spec.Ports, vm.Status.Server = nil, &api.ServerStatus{UnpublishedPorts: []string{"80/tcp", "53/udp"}}
+	assert.Equal(t, "of an image's ports, show has", portsText(vm), "80/tcp, 53/udp (declared by the image, not in spec.ports)")
 	other := kittest.NewPodVM()
 	other.Status.Driver = "docker"
 	got = portsText(other)

@@ -27,7 +27,7 @@ func (f *listFlags) addFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.noHeaders, "no-headers", false, "print no header")
 }
 
-// readVMs returns the VMs that the flags select, and tells the user if there are none.
+// readVMs returns the VMs that the flags select. If there are none, it prints a note.
 func (f *listFlags) readVMs(ctx context.Context, o *kit.Options) ([]api.VirtualMachine, error) {
 	namespace, err := o.NamespaceOrAll(f.allNamespaces)
 	if err != nil {
@@ -40,7 +40,7 @@ func (f *listFlags) readVMs(ctx context.Context, o *kit.Options) ([]api.VirtualM
 	return all, err
 }
 
-// tableOf returns a table with a row for each VM, and with their namespaces if these differ.
+// tableOf returns a table with a row for each VM, and with a column of namespaces for --all-namespaces.
 func (f *listFlags) tableOf(all []api.VirtualMachine, columns []kit.Column, cellsOf func(vm *api.VirtualMachine) []kit.Cell) *kit.Table {
 	t := &kit.Table{Columns: columns, NoHeaders: f.noHeaders}
 	if f.allNamespaces {

@@ -26,27 +26,27 @@ import (
 )
 
 const (
-	// networkWithin is how long the figures of a network may take. The rest of explain's output does not need them.
-	networkWithin = 2 * time.Second
-	// maxStatistics limits the answer, in bytes.
+	// networkTimeout is how long explain waits for the statistics of a network. Its other output does not need them.
+	networkTimeout = 2 * time.Second
+	// maxStatistics is the largest answer, in bytes.
 	maxStatistics = 64 << 10
 )
 
-// readNetwork returns the figures of a VM's network. It returns nil if the driver has none, if there is no answer in time,
-// or if the user may not read them.
+// readNetwork returns the statistics of a VM's network. It returns nil if the driver does not have any, if no answer
+// comes in time, or if the user may not read them.
 func readNetwork(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) *streamsapi.NetworkStatistics {
 	driver := vms.DriverOf(vm)
 	if vm.Status.Server == nil || (driver != vms.DriverQEMU && driver != vms.DriverPod) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, networkWithin)
+	ctx, cancel := context.WithTimeout(ctx, networkTimeout)
 	defer cancel()
 	config, err := o.RESTConfig()
 	if err != nil {
 		return nil
 	}
 	client, err := streams.Discover(ctx, config)
-	if err != nil || (driver == vms.DriverPod && !client.Serves(driver)) {
+	if err != nil || (driver == vms.DriverPod && !client.Serves(driver)) { // "drover up" serves qemu without a list of drivers
 		return nil
 	}
 	defer client.Close()
@@ -57,32 +57,31 @@ func readNetwork(ctx context.Context, o *kit.Options, vm *api.VirtualMachine) *s
 	defer func() { _ = body.Close() }()
 	var n streamsapi.NetworkStatistics
 	if json.NewDecoder(io.LimitReader(body, maxStatistics)).Decode(&n) != nil {
-		return nil // a server of an earlier version answers with interfaces
+		return nil // an earlier version of Drover answers with a list of interfaces
 	}
 	return &n
 }
 
-// refusalTexts say why a network has refused something.
+// refusalTexts explain the reasons of refused connections.
 var refusalTexts = map[string]string{
 	"Denied":    "no connections are allowed there (--qemu-egress-denied, or the node of a pod)",
-	"NoEgress":  "the operator allows connections to other machines alone (--qemu-egress)",
-	"Special":   "it is an address for special use, which no machine reaches",
-	"NoRoute":   "the host lacks a route to another host there; the host itself is closed to machines",
-	"NoMachine": "there is no other machine of this namespace there",
+	"NoEgress":  "the operator allows connections only to other machines (--qemu-egress)",
+	"Special":   "the address is for special use, and machines cannot reach it",
+	"NoRoute":   "the host lacks a route to the address, or it is an address of the host, which machines cannot reach",
+	"NoMachine": "no other machine of this namespace has the address",
 	"TooMany":   "the machine has too many connections",
-	"NoAnswer":  "no answer, or a refusal, came from there",
+	"NoAnswer":  "the address did not answer, or refused the connection",
 }
 
-// networkTexts describes the traffic of a network, and then what was refused, the latest first.
+// networkTexts describes the traffic of a network, and then the refused connections, the latest first.
 func networkTexts(n *streamsapi.NetworkStatistics, now time.Time) []string {
-	size := func(bytes int64) string {
-		return bytesText(float64(bytes), resource.Quantity{Format: resource.BinarySI}) + "B"
-	}
-	texts := []string{fmt.Sprintf("It received %s (%s) and sent %s (%s); open: %s, %s of UDP.",
+	binaryUnits := resource.Quantity{Format: resource.BinarySI} // Ki, Mi and so on
+	size := func(bytes int64) string { return bytesText(float64(bytes), binaryUnits) + "B" }
+	texts := []string{fmt.Sprintf("The VM received %s (%s) and sent %s (%s); open: %s, %s of UDP.",
 		size(n.BytesIn), servers.Count(int(n.PacketsIn), "packet"), size(n.BytesOut), servers.Count(int(n.PacketsOut), "packet"),
 		servers.Count(int(n.Connections), "connection"), servers.Count(int(n.Flows), "flow"))}
 	if n.Dropped > 0 {
-		texts = append(texts, fmt.Sprintf("Dropped: %s, broken or with addresses that it does not have.", servers.Count(int(n.Dropped), "packet")))
+		texts = append(texts, fmt.Sprintf("Dropped: %s of the VM, broken or with addresses of others.", servers.Count(int(n.Dropped), "packet")))
 	}
 	for _, r := range slices.Backward(n.LastRefused) {
 		times := "once"
@@ -95,7 +94,7 @@ func networkTexts(n *streamsapi.NetworkStatistics, now time.Time) []string {
 	return texts
 }
 
-func writeNetwork(b *strings.Builder, s kit.Screen, n *streamsapi.NetworkStatistics, now time.Time) {
+func writeNetwork(b *strings.Builder, s kit.Terminal, n *streamsapi.NetworkStatistics, now time.Time) {
 	if n == nil {
 		return
 	}

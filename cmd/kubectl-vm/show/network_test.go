@@ -33,7 +33,7 @@ func TestNetworkOfExplain(t *testing.T) {
 		},
 	}
 	all := []string{
-		"Network:\n", "received 3.00MiB (2100 packets) and sent 312B (1 packet); open: 1 connection, 0 flows of UDP.", "Dropped: 2 packets,",
+		"Network:\n", "received 3.00MiB (2100 packets) and sent 312B (1 packet); open: 1 connection, 0 flows of UDP.", "Dropped: 2 packets of the VM,",
 		"  tcp 10.0.0.5:22 refused 14 times, last 3s ago: no connections are allowed there (--qemu-egress-denied, or the node of a pod)\n  dns a?[2J.example refused once, last 60m ago: OfALaterVersion\n",
 	}
 	for name, tc := range map[string]struct {

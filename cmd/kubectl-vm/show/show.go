@@ -27,7 +27,7 @@ type showOptions struct {
 	output kit.OutputFlag
 }
 
-// NewShowCommand returns the verb show.
+// NewShowCommand returns the command show.
 func NewShowCommand(o *kit.Options) *cobra.Command {
 	s := &showOptions{Options: o}
 	cmd := &cobra.Command{
@@ -91,7 +91,7 @@ func (s *showOptions) showOne(ctx context.Context, namespace, name string, separ
 	return d.printView(s.Out, &v)
 }
 
-// tableOf returns what a VM is, where it runs, how to reach it and how much it uses.
+// tableOf returns the table of show: the properties of a VM, its place, its addresses and its usage.
 func (d describer) tableOf(vm *api.VirtualMachine) []row {
 	return []row{
 		{"Wanted", wantedText(vm)},
@@ -130,7 +130,7 @@ func (d describer) sinceText(vm *api.VirtualMachine) string {
 	return text
 }
 
-// instantText returns an instant that people compare with logs.
+// instantText formats an instant so that people can compare it with logs.
 func instantText(instant time.Time) string { return instant.UTC().Format("2006-01-02 15:04:05Z") }
 
 func placeText(vm *api.VirtualMachine) string {
@@ -189,8 +189,8 @@ func diskText(vm *api.VirtualMachine) string {
 	return strings.Join(disks, ", ")
 }
 
-// portsText returns the open ports with their names, and those that are to be opened. Those of a pod
-// are open at its address.
+// portsText returns the ports with their names, and says which of them are not open yet, and which only the image
+// declares. The ports of a pod are open at the pod's address.
 func portsText(vm *api.VirtualMachine) string {
 	var all []string
 	open := map[string]bool{}
@@ -207,9 +207,12 @@ func portsText(vm *api.VirtualMachine) string {
 			all = append(all, p.Name+" "+vms.PortText(p.HostIP, p.HostPort, p.Port, p.Protocol)+" (not open)")
 		}
 	}
+	if s := vm.Status.Server; s != nil && len(s.UnpublishedPorts) > 0 {
+		all = append(all, strings.Join(s.UnpublishedPorts, ", ")+" (declared by the image, not in spec.ports)")
+	}
 	text := strings.Join(all, ", ")
 	if len(vms.PodPorts(vm)) > 0 && slices.Contains(vm.Status.PendingFields, "ports") {
-		text += " (changed ones as of the next restart)"
+		text += " (changes apply at the next restart)"
 	}
 	return text
 }
@@ -230,7 +233,7 @@ func probeText(vm *api.VirtualMachine) string {
 	return ""
 }
 
-// endText says what happens when the server ends, stops or is deleted.
+// endText says what happens when the server ends, is stopped or is deleted.
 func endText(vm *api.VirtualMachine) string {
 	texts := []string{"restart " + string(vm.Spec.RestartPolicy)}
 	if s := vm.Spec.ShutdownGracePeriodSeconds; s != nil {

@@ -30,7 +30,7 @@ type topOptions struct {
 	sortBy string
 }
 
-// NewTopCommand returns the verb top.
+// NewTopCommand returns the command top.
 func NewTopCommand(o *kit.Options) *cobra.Command {
 	t := &topOptions{Options: o}
 	cmd := &cobra.Command{
@@ -60,10 +60,10 @@ func (t *topOptions) showUsage(ctx context.Context) error {
 		return err
 	}
 	sortByUsage(all, t.sortBy)
-	return t.tableOf(all, topColumns, usageCells).Print(t.Out, kit.ScreenOf(t.Out))
+	return t.tableOf(all, topColumns, usageCells).Print(t.Out, kit.TerminalOf(t.Out))
 }
 
-// sortByUsage sorts VMs, those that use most first, or by their names.
+// sortByUsage sorts VMs by the usage in a column, the largest first, or by their names.
 func sortByUsage(all []api.VirtualMachine, column string) {
 	key := func(vm *api.VirtualMachine) float64 {
 		u, known := usageOf(vm)
@@ -84,20 +84,20 @@ func sortByUsage(all []api.VirtualMachine, column string) {
 
 var topColumns = []kit.Column{
 	{Name: "NAME"},
-	{Name: "STATE", Expendable: 3},
-	{Name: "CPU", AlignRight: true, Expendable: 1},
+	{Name: "STATE", DropOrder: 3},
+	{Name: "CPU", AlignRight: true, DropOrder: 1},
 	{Name: "CPU%", AlignRight: true},
-	{Name: "MEMORY", AlignRight: true, Expendable: 2},
+	{Name: "MEMORY", AlignRight: true, DropOrder: 2},
 	{Name: "MEM%", AlignRight: true},
 }
 
 // usageCells returns the row of a VM.
 func usageCells(vm *api.VirtualMachine) []kit.Cell {
-	hasCPU, memory := vms.SizeText(vm, api.ResourceCPU), vm.Spec.Resource[api.ResourceMemory]
-	cpu, cpuShare, used, share := vms.NoValue+"/"+hasCPU, vms.NoValue, vms.NoValue+"/"+memory.String(), vms.NoValue
+	cpuSize, memorySize := vms.SizeText(vm, api.ResourceCPU), vm.Spec.Resource[api.ResourceMemory]
+	cpu, cpuShare, memory, memoryShare := vms.NoValue, vms.NoValue, vms.NoValue, vms.NoValue
 	if u, known := usageOf(vm); known {
-		cpu, cpuShare = strconv.FormatFloat(u.cpus, 'f', 2, 64)+"/"+hasCPU, percentText(u.cpuPercent)
-		used, share = bytesText(u.bytes, memory)+"/"+memory.String(), percentText(u.memoryPercent)
+		cpu, cpuShare = strconv.FormatFloat(u.cpus, 'f', 2, 64), percentText(u.cpuPercent)
+		memory, memoryShare = bytesText(u.bytes, memorySize), percentText(u.memoryPercent)
 	}
-	return []kit.Cell{{Text: vm.Name}, vms.StateCell(vm), {Text: cpu}, {Text: cpuShare}, {Text: used}, {Text: share}}
+	return []kit.Cell{{Text: vm.Name}, vms.StateCell(vm), {Text: cpu + "/" + cpuSize}, {Text: cpuShare}, {Text: memory + "/" + memorySize.String()}, {Text: memoryShare}}
 }

@@ -11,15 +11,15 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// bytesText returns a number of bytes with three digits, in the units of a quantity: 1.25G
-// beside 4G, and 1.16Gi beside 4Gi.
-func bytesText(bytes float64, like resource.Quantity) string {
-	base, units := 1000.0, []string{"", "k", "M", "G", "T", "P"}
-	if like.Format == resource.BinarySI {
-		base, units = 1024, []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
+// bytesText returns a number of bytes with three digits. It uses the kind of units of a quantity, so
+// that 1.25G stands beside 4G, and 1.16Gi beside 4Gi.
+func bytesText(bytes float64, units resource.Quantity) string {
+	base, names := 1000.0, []string{"", "k", "M", "G", "T", "P"}
+	if units.Format == resource.BinarySI {
+		base, names = 1024, []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
 	}
 	n := 0
-	for ; bytes >= 999.5 && n < len(units)-1; n++ {
+	for ; bytes >= 999.5 && n < len(names)-1; n++ {
 		bytes /= base
 	}
 	digits := 2
@@ -29,7 +29,7 @@ func bytesText(bytes float64, like resource.Quantity) string {
 	if n == 0 {
 		digits = 0
 	}
-	return strconv.FormatFloat(bytes, 'f', digits, 64) + units[n]
+	return strconv.FormatFloat(bytes, 'f', digits, 64) + names[n]
 }
 
 // usageOf returns how many CPUs and bytes a VM uses, and both in per cent of its size.
@@ -40,8 +40,8 @@ func usageOf(vm *api.VirtualMachine) (u usage, known bool) {
 	cpu, memory := vm.Spec.Resource[api.ResourceCPU], vm.Spec.Resource[api.ResourceMemory]
 	sample := vm.Status.Server.Usage
 	u = usage{cpus: sample.CPU / 100, cpuPercent: sample.CPU, bytes: sample.Memory / 100 * memory.AsApproximateFloat64(), memoryPercent: sample.Memory}
-	if has := cpu.AsApproximateFloat64(); has > 0 {
-		u.cpuPercent = sample.CPU / has
+	if cpus := cpu.AsApproximateFloat64(); cpus > 0 {
+		u.cpuPercent = sample.CPU / cpus
 	}
 	return u, true
 }
@@ -49,5 +49,5 @@ func usageOf(vm *api.VirtualMachine) (u usage, known bool) {
 // usage says how much a VM uses.
 type usage struct{ cpus, cpuPercent, bytes, memoryPercent float64 }
 
-// percentText returns a usage in per cent.
+// percentText formats a percentage.
 func percentText(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) + "%" }

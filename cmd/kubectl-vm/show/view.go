@@ -17,10 +17,10 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// view has the parts that show and explain print of a VM. A part that is empty is left out.
+// view has the parts that show and explain print about a VM. Empty parts are left out.
 type view struct {
 	diagnosis
-	// table says what the VM is.
+	// table has the properties of the VM.
 	table   []row
 	network *streamsapi.NetworkStatistics
 	events  []corev1.Event
@@ -31,14 +31,14 @@ type view struct {
 // row is a line of the table.
 type row struct{ name, value string }
 
-// describer describes VMs as they are at an instant, in the words of a user's command line.
+// describer describes VMs as they are now, with commands that the user can copy.
 type describer struct {
-	// program and kubectl are how the user calls this program and kubectl.
+	// program and kubectl are the commands with which the user calls this program and kubectl.
 	program, kubectl string
 	now              time.Time
 }
 
-// newDescriber returns a describer for the present.
+// newDescriber returns a describer for the present time.
 func newDescriber(o *kit.Options) describer {
 	return describer{program: o.Program, kubectl: o.Kubectl, now: o.Clock.Now()}
 }
@@ -51,7 +51,7 @@ func (d describer) viewOf(vm *api.VirtualMachine) view {
 var verdictStyles = map[Verdict]kit.Style{verdictHealthy: kit.Green, verdictWaiting: kit.Yellow, verdictNeedsYou: kit.Red}
 
 func (d describer) printView(out io.Writer, v *view) error {
-	s := kit.ScreenOf(out)
+	s := kit.TerminalOf(out)
 	s.Width = min(s.Width, kit.ReadableWidth)
 	var b strings.Builder
 	b.WriteString(s.Paint(v.headline, kit.Bold+verdictStyles[v.verdict]) + ".\n")
@@ -68,17 +68,17 @@ func (d describer) printView(out io.Writer, v *view) error {
 	writeSteps(&b, s, v.steps)
 	writeNetwork(&b, s, v.network, d.now)
 	if v.eventsError != "" {
-		fmt.Fprintf(&b, "\n%s\n", s.Paint("Its events cannot be read: "+printable.Line(v.eventsError), kit.Faint))
+		fmt.Fprintf(&b, "\n%s\n", s.Paint("The events of the VM cannot be read: "+printable.Line(v.eventsError), kit.Faint))
 	}
 	writeEvents(&b, s, v.events, d.now)
 	_, err := fmt.Fprint(out, b.String())
 	return err
 }
 
-// valueColumn is where the values of the table begin.
+// valueColumn is the column in which the values of the table begin.
 const valueColumn = 14
 
-func writeTable(b *strings.Builder, s kit.Screen, table []row) {
+func writeTable(b *strings.Builder, s kit.Terminal, table []row) {
 	for _, r := range table {
 		if r.value == "" {
 			continue
@@ -91,7 +91,7 @@ func writeTable(b *strings.Builder, s kit.Screen, table []row) {
 	}
 }
 
-func writeSteps(b *strings.Builder, s kit.Screen, steps []string) {
+func writeSteps(b *strings.Builder, s kit.Terminal, steps []string) {
 	if len(steps) == 0 {
 		return
 	}
@@ -101,8 +101,8 @@ func writeSteps(b *strings.Builder, s kit.Screen, steps []string) {
 	}
 }
 
-// writeIndented writes a text that is as wide as the screen.
-func writeIndented(b *strings.Builder, s kit.Screen, indent, text string) {
+// writeIndented writes an indented text that is wrapped to the width of the screen.
+func writeIndented(b *strings.Builder, s kit.Terminal, indent, text string) {
 	for _, line := range printable.Wrap(text, max(s.Width-len(indent), 0)) {
 		b.WriteString(indent + line + "\n")
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 
@@ -20,7 +21,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// Keys of the Secret that create makes.
+// Keys of the Secret of a VM.
 const (
 	UserDataKey    = "user-data"
 	networkDataKey = "network-data"
@@ -35,15 +36,19 @@ type Flags struct {
 	Driver, RestartPolicy string
 	labels                []string
 	probe                 int32
-	env                   []string
+	env, envFiles         []string
 	workingDir            string
-	// Words are the arguments after the dashes: arguments of the image's entrypoint, or with isCommand
-	// the command in its place.
-	Words     []string
+	user, init            string
+	sysctls               []string
+	// Args are the arguments after --. They are arguments of the image's entrypoint, or, with isCommand, the
+	// command that replaces the entrypoint.
+	Args      []string
 	isCommand bool
+	// Stdin and TTY give the command an input and a terminal.
+	Stdin, TTY bool
 }
 
-// AddFlags adds the flags that describe a VM, but for the restart policy.
+// AddFlags adds the flags that describe a VM, except for --restart-policy.
 func (f *Flags) AddFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.Image, "image", "", "what the VM boots; the driver's default if there is none")
@@ -56,19 +61,26 @@ func (f *Flags) AddFlags(cmd *cobra.Command) {
 	flags.StringVar(&f.userData, "user-data", "", "file for cloud-init in the guest; - is standard input")
 	flags.StringVar(&f.networkData, "network-data", "", "file with cloud-init's network configuration; - is standard input")
 	flags.StringVar(&f.Driver, "driver", "", "driver that runs the VM, for example docker or qemu; the controller's first if there is none")
-	flags.StringArrayVar(&f.env, "env", nil, "environment variable of a container image, may be repeated: NAME=VALUE. Everyone who may read the VM can read it")
+	flags.StringArrayVarP(&f.env, "env", "e", nil, "environment variable of a container image, may be repeated: NAME=VALUE. Everyone who may read the VM can read it")
+	flags.StringArrayVar(&f.envFiles, "env-file", nil, "file of variables for --env, may be repeated: NAME=VALUE in each line; NAME alone is a variable of this shell, and # begins a comment")
 	flags.StringVar(&f.workingDir, "working-dir", "", "folder in which a container image's command begins; by default the image says it")
-	flags.BoolVar(&f.isCommand, "command", false, "what follows -- replaces the entrypoint of a container image, and is not its arguments")
+	flags.StringVar(&f.user, "user", "", "user that runs a container image's command, for example 1000:1000; by default the image says it")
+	flags.StringVar(&f.init, "init", "", "process 1 of a container image: Image (its command) or Drover")
+	flags.StringArrayVar(&f.sysctls, "sysctl", nil, "parameter of a container image's kernel, may be repeated: NAME=VALUE")
+	flags.BoolVarP(&f.Stdin, "stdin", "i", false, "keep the standard input of a container image's command open; run sends its standard input, and console what is typed")
+	flags.BoolVarP(&f.TTY, "tty", "t", false, "give a container image's command a terminal")
+	flags.BoolVar(&f.isCommand, "command", false, "the arguments after -- replace the entrypoint of a container image instead of being passed to it")
 	flags.Int32Var(&f.probe, "probe", 0, "port of the VM that must answer before it is ready")
 	flags.StringSliceVarP(&f.labels, "labels", "l", nil, "labels, for example app=web,tier=front")
 	_ = cmd.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions(knownDrivers, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("ssh-key", cobra.FixedCompletions([]string{keyAuto}, cobra.ShellCompDirectiveDefault))
-	for _, name := range []string{"image", "checksum", "cpu", "memory", "disk", "port", "labels", "probe", "env", "working-dir"} {
+	_ = cmd.RegisterFlagCompletionFunc("init", cobra.FixedCompletions([]string{string(api.InitImage), string(api.InitDrover)}, cobra.ShellCompDirectiveNoFileComp))
+	for _, name := range []string{"image", "checksum", "cpu", "memory", "disk", "port", "labels", "probe", "env", "working-dir", "user", "sysctl"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 }
 
-// AddRestartPolicy adds the flag with the restart policy.
+// AddRestartPolicy adds the flag --restart-policy.
 func (f *Flags) AddRestartPolicy(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.RestartPolicy, "restart-policy", "", "Always (default), OnFailure or Never (default if there are words behind --): what happens when the server ends by itself")
 	_ = cmd.RegisterFlagCompletionFunc("restart-policy", cobra.FixedCompletions(restartPolicies, cobra.ShellCompDirectiveNoFileComp))
@@ -118,32 +130,104 @@ func (f *Flags) BuildVM(ctx context.Context, namespace, name, secret string) (*a
 	return vm, nil
 }
 
-// restartPolicyOf returns spec.restartPolicy: that of a machine for one job if the user says what it runs.
+// restartPolicyOf returns spec.restartPolicy. By default it is Never if the user says what the VM runs, since such a VM
+// is for one job.
 func (f *Flags) restartPolicyOf() api.RestartPolicy {
-	if f.RestartPolicy == "" && len(f.Words) > 0 {
+	if f.RestartPolicy == "" && len(f.Args) > 0 {
 		return api.RestartNever
 	}
 	return api.RestartPolicy(f.RestartPolicy)
 }
 
-// setCommand sets what a container image runs.
+// setCommand sets the command of a container image and its surroundings.
 func (f *Flags) setCommand(spec *apply.VirtualMachineSpecApplyConfiguration) error {
 	if f.isCommand {
-		spec.WithCommand(f.Words...)
+		spec.WithCommand(f.Args...)
 	} else {
-		spec.WithArgs(f.Words...)
+		spec.WithArgs(f.Args...)
 	}
 	if f.workingDir != "" {
 		spec.WithWorkingDir(f.workingDir)
 	}
-	known := map[string]bool{}
+	if f.user != "" {
+		spec.WithUser(f.user)
+	}
+	if f.init != "" {
+		spec.WithInit(api.Init(f.init))
+	}
+	if f.Stdin {
+		spec.WithStdin(true)
+	}
+	if f.TTY {
+		spec.WithTTY(true)
+	}
+	return errors.Join(f.setSysctls(spec), f.setEnv(spec))
+}
+
+func (f *Flags) setSysctls(spec *apply.VirtualMachineSpecApplyConfiguration) error {
+	for _, text := range f.sysctls {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return fmt.Errorf("--sysctl %q: a parameter must be NAME=VALUE", text)
+		}
+		spec.WithSysctls(apply.Sysctl().WithName(name).WithValue(value))
+	}
+	return nil
+}
+
+// setEnv sets the variables of --env-file and --env. One of --env replaces those of files with the same name.
+func (f *Flags) setEnv(spec *apply.VirtualMachineSpecApplyConfiguration) error {
+	values := map[string]string{}
+	var names []string
+	add := func(name, value string) {
+		if _, isKnown := values[name]; !isKnown {
+			names = append(names, name)
+		}
+		values[name] = value
+	}
+	for _, path := range f.envFiles {
+		if err := readEnvFile(path, add); err != nil {
+			return fmt.Errorf("--env-file: %w", err)
+		}
+	}
+	given := map[string]bool{}
 	for _, text := range f.env {
 		name, value, ok := strings.Cut(text, "=")
-		if !ok || name == "" || known[name] { // without a name it may be a value that is secret
-			return fmt.Errorf("--env %q: a variable is NAME=VALUE, and each is given once", name)
+		if !ok || name == "" || given[name] { // the error must not contain the value, which may be secret
+			return fmt.Errorf("--env %q: a variable must be NAME=VALUE, and be given only once", name)
 		}
-		known[name] = true
-		spec.WithEnv(apply.EnvVar().WithName(name).WithValue(value))
+		given[name] = true
+		add(name, value)
+	}
+	for _, name := range names {
+		spec.WithEnv(apply.EnvVar().WithName(name).WithValue(values[name]))
+	}
+	return nil
+}
+
+// readEnvFile calls add for each variable of a file. Like docker run, it takes values as they are, quotes included.
+func readEnvFile(path string, add func(name, value string)) error {
+	content, err := os.ReadFile(path) //nolint:gosec // the user names it
+	if err != nil {
+		return err
+	}
+	number := 0
+	for line := range strings.Lines(string(content)) {
+		number++
+		line = strings.TrimLeft(strings.TrimRight(line, "\r\n"), " \t")
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		name, value, hasValue := strings.Cut(line, "=")
+		if name == "" || strings.ContainsAny(name, " \t") {
+			return fmt.Errorf("line %d of %s: a line is NAME=VALUE or NAME, without spaces in NAME", number, path)
+		}
+		if !hasValue {
+			if value, hasValue = os.LookupEnv(name); !hasValue {
+				continue
+			}
+		}
+		add(name, value)
 	}
 	return nil
 }
@@ -151,23 +235,23 @@ func (f *Flags) setCommand(spec *apply.VirtualMachineSpecApplyConfiguration) err
 // ParseSize returns spec.resource.
 func (f *Flags) ParseSize() (corev1.ResourceList, error) {
 	size := corev1.ResourceList{}
-	for _, one := range []struct {
+	for _, entry := range []struct {
 		flag, value string
 		name        corev1.ResourceName
 	}{{"--cpu", f.CPU, api.ResourceCPU}, {"--memory", f.Memory, api.ResourceMemory}, {"--disk", f.Disk, api.ResourceRootDisk}} {
-		if one.value == "" {
+		if entry.value == "" {
 			continue
 		}
-		quantity, err := parseSize(one.flag, one.value)
+		quantity, err := parseSize(entry.flag, entry.value)
 		if err != nil {
 			return nil, err
 		}
-		size[one.name] = quantity
+		size[entry.name] = quantity
 	}
 	return size, nil
 }
 
-// parseSize reads a size of a flag.
+// parseSize parses the value of a flag for a size.
 func parseSize(flag, value string) (resource.Quantity, error) {
 	quantity, err := resource.ParseQuantity(value)
 	switch {
@@ -219,7 +303,7 @@ func (f *Flags) setPorts(spec *apply.VirtualMachineSpecApplyConfiguration) error
 	return nil
 }
 
-// Check finds what contradicts itself.
+// Check returns an error for values that are not allowed, and for flags that contradict each other.
 func (f *Flags) Check() error {
 	switch {
 	case f.userData == kit.StandardInput && f.networkData == kit.StandardInput:
@@ -228,15 +312,15 @@ func (f *Flags) Check() error {
 		return errors.New("--checksum needs --image")
 	case f.RestartPolicy != "" && !slices.Contains(restartPolicies, f.RestartPolicy):
 		return fmt.Errorf("--restart-policy %q: allowed are %s", f.RestartPolicy, strings.Join(restartPolicies, ", "))
-	case f.isCommand && len(f.Words) == 0:
-		return errors.New("--command needs a command behind --")
+	case f.isCommand && len(f.Args) == 0:
+		return errors.New("--command needs a command after --")
 	case f.probe < 0 || f.probe > 65535:
 		return fmt.Errorf("--probe %d: it must be a number from 1 to 65535", f.probe)
 	}
 	return nil
 }
 
-// ReadSecretData reads the files of the Secret.
+// ReadSecretData reads the files that the Secret of the VM contains.
 func (f *Flags) ReadSecretData(in io.Reader) (map[string][]byte, error) {
 	data := map[string][]byte{}
 	for key, path := range map[string]string{UserDataKey: f.userData, networkDataKey: f.networkData} {
@@ -255,7 +339,7 @@ func (f *Flags) ReadSecretData(in io.Reader) (map[string][]byte, error) {
 	return data, nil
 }
 
-// parseLabels reads labels of the form key=value.
+// parseLabels parses labels of the form KEY=VALUE.
 func parseLabels(texts []string) (map[string]string, error) {
 	labels := map[string]string{}
 	for _, text := range texts {
@@ -268,5 +352,5 @@ func parseLabels(texts []string) (map[string]string, error) {
 	return labels, nil
 }
 
-// knownDrivers are the drivers of this version. A cluster may have others.
+// knownDrivers are the drivers of this version of Drover, for completion. A cluster may have other drivers.
 var knownDrivers = []string{"docker", "qemu", "pod", "fake"}

@@ -29,7 +29,7 @@ func (d *DryRun) AddFlag(cmd *cobra.Command) {
 		[]string{string(dryRunNone), string(dryRunClient), string(dryRunServer)}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// Check refuses unknown values.
+// Check returns an error for an unknown value.
 func (d *DryRun) Check() error {
 	if !slices.Contains([]DryRun{dryRunNone, dryRunClient, dryRunServer}, *d) {
 		return fmt.Errorf("--dry-run %q: use none, client or server", *d)
@@ -37,13 +37,13 @@ func (d *DryRun) Check() error {
 	return nil
 }
 
-// IsEnabled reports whether nothing is to be stored.
+// IsEnabled reports whether nothing must be stored.
 func (d *DryRun) IsEnabled() bool { return *d != dryRunNone }
 
-// IsClient reports whether nothing is even sent.
+// IsClient reports whether nothing must be sent to the API server.
 func (d *DryRun) IsClient() bool { return *d == dryRunClient }
 
-// RequestOption returns the option of a request.
+// RequestOption returns the option dryRun of a request.
 func (d *DryRun) RequestOption() []string {
 	if *d == dryRunServer {
 		return []string{metav1.DryRunAll}
@@ -51,7 +51,7 @@ func (d *DryRun) RequestOption() []string {
 	return nil
 }
 
-// Suffix ends the lines about changes that were not made.
+// Suffix returns the end of a line about a change that was not made.
 func (d *DryRun) Suffix() string {
 	switch *d {
 	case dryRunClient:

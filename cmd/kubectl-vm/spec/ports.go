@@ -15,14 +15,14 @@ import (
 	vms "cloudnative.tw/drover/cmd/kubectl-vm/vm"
 )
 
-// portSyntax says how ports are written.
+// portSyntax describes the format of a port in flags and arguments.
 const portSyntax = "[NAME=][HOSTIP:][HOSTPORT:]PORT[/udp], for example 80, 8080:80, ssh=127.0.0.1:2222:22 or 53:53/udp"
 
-// parsePort reads a port of --port. Its name may be empty.
+// parsePort parses a port in the format portSyntax. The name of the port may be empty.
 func parsePort(text string) (api.Port, error) {
 	p := api.Port{Protocol: api.ProtocolTCP}
 	rest := text
-	if name, after, named := strings.Cut(text, "="); named {
+	if name, after, hasName := strings.Cut(text, "="); hasName {
 		p.Name, rest = name, after
 	}
 	rest, protocol, _ := strings.Cut(rest, "/")
@@ -34,15 +34,15 @@ func parsePort(text string) (api.Port, error) {
 	if err != nil {
 		return p, portError(text, err)
 	}
-	host, port, published := strings.Cut(numbers, ":")
-	if !published {
-		host, port = "", numbers
+	hostPort, port, hasHostPort := strings.Cut(numbers, ":")
+	if !hasHostPort {
+		hostPort, port = "", numbers
 	}
 	if p.Port, err = parsePortNumber(port); err != nil {
 		return p, portError(text, err)
 	}
-	if host != "" {
-		if p.HostPort, err = parsePortNumber(host); err != nil {
+	if hostPort != "" {
+		if p.HostPort, err = parsePortNumber(hostPort); err != nil {
 			return p, portError(text, err)
 		}
 	}
@@ -63,7 +63,7 @@ func parseProtocol(text string) (api.Protocol, error) {
 	return "", fmt.Errorf("protocol %q is not tcp or udp", text)
 }
 
-// cutHostIP takes the address of the host from the beginning, and returns what follows it.
+// cutHostIP sets the address of the host, if text begins with one, and returns the rest of text.
 func cutHostIP(text string, p *api.Port) (string, error) {
 	host, rest := "", text
 	if inBrackets, after, ok := strings.Cut(text, "]:"); ok && strings.HasPrefix(text, "[") {
@@ -90,7 +90,7 @@ func parsePortNumber(text string) (int32, error) {
 	return int32(n), nil
 }
 
-// AddPorts adds ports to those of a VM, with names for those that have none.
+// AddPorts returns the ports of a VM with further ports. It gives each new port without a name a name.
 func AddPorts(have []api.Port, texts []string) ([]api.Port, error) {
 	all := slices.Clone(have)
 	for _, text := range texts {
@@ -99,7 +99,7 @@ func AddPorts(have []api.Port, texts []string) ([]api.Port, error) {
 			return nil, err
 		}
 		if i := slices.IndexFunc(all, func(p api.Port) bool { return isSamePort(p, next) }); i >= 0 {
-			return nil, fmt.Errorf("port %q: the VM has it already, as %s", text, NamedPortText(all[i]))
+			return nil, fmt.Errorf("port %q: the VM already has this port, as %s", text, NamedPortText(all[i]))
 		}
 		if next.Name == "" {
 			next.Name = freePortName(all, next)
@@ -111,7 +111,7 @@ func AddPorts(have []api.Port, texts []string) ([]api.Port, error) {
 	return all, nil
 }
 
-// isSamePort reports whether two ports are the same but for their names.
+// isSamePort reports whether two ports are equal, apart from their names.
 func isSamePort(a, b api.Port) bool {
 	a.Name = b.Name
 	return a == b
@@ -121,8 +121,7 @@ func indexOfPort(ports []api.Port, name string) int {
 	return slices.IndexFunc(ports, func(p api.Port) bool { return p.Name == name })
 }
 
-// freePortName returns a name for a port that has none: tcp-80, or tcp-80-8080 where that is
-// in use.
+// freePortName returns a name for a port without a name: tcp-80, or tcp-80-8080 if tcp-80 is in use.
 func freePortName(have []api.Port, p api.Port) string {
 	name := fmt.Sprintf("%s-%d", strings.ToLower(string(p.Protocol)), p.Port)
 	if indexOfPort(have, name) >= 0 && p.HostPort != 0 {
@@ -140,7 +139,8 @@ func NamedPortText(p api.Port) string {
 	return p.Name + " " + vms.PortText(p.HostIP, p.HostPort, p.Port, p.Protocol)
 }
 
-// RemovePorts removes ports, each of which is named by its name, its number, or as for --port.
+// RemovePorts returns the ports of a VM without some ports. A text names a port by its name, by its number, or
+// in the format portSyntax.
 func RemovePorts(have []api.Port, texts []string) (left, removed []api.Port, err error) {
 	left = slices.Clone(have)
 	for _, text := range texts {
@@ -172,11 +172,11 @@ func findPort(ports []api.Port, text string) (int, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return 0, fmt.Errorf("port %q: the VM has %d of them: name one of %s", text, len(found), specPortsText(ports))
+		return 0, fmt.Errorf("port %q: the VM has %d such ports: name one of %s", text, len(found), specPortsText(ports))
 	case len(ports) == 0:
 		return 0, errors.New("the VM does not have ports")
 	}
-	return 0, fmt.Errorf("port %q: the VM has no such port: it has %s", text, specPortsText(ports))
+	return 0, fmt.Errorf("port %q: the VM does not have this port, but has %s", text, specPortsText(ports))
 }
 
 func specPortsText(ports []api.Port) string {

@@ -89,7 +89,7 @@ func TestRemovePorts(t *testing.T) {
 		assert.True(t, err == nil && portNames(left) == want && len(left)+len(removed) == len(have),
 			"without %s, %s are left, and %v; want %s", texts, portNames(left), err, want)
 	}
-	for texts, want := range map[string]string{"80": "has 2 of them", "53": "no such port", "nope": "for example", "web web": "no such port"} {
+	for texts, want := range map[string]string{"80": "has 2 such ports", "53": "does not have this port", "nope": "for example", "web web": "no such port"} {
 		_, _, err := RemovePorts(have, strings.Fields(texts))
 		if texts == "web web" { // its name is not shown as a port any more
 			want = "is not a number"

@@ -19,18 +19,18 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// keyAuto is the value of --ssh-key for the keys of the user who runs the program.
+// keyAuto is the value of --ssh-key that stands for the public keys of the user.
 const keyAuto = "auto"
 
 const (
-	// agentTimeout is how long the agent may take to list its keys.
+	// agentTimeout is how long the ssh agent may take to list its keys.
 	agentTimeout = 5 * time.Second
-	// mostKeyBytes is more than any file of public keys has.
-	mostKeyBytes = 1 << 20
+	// maxKeyBytes is the largest size of a file of public keys.
+	maxKeyBytes = 1 << 20
 )
 
-// readKeys returns the public keys that the values of --ssh-key mean: auto, a file, or a key
-// itself.
+// readKeys returns the public keys for the values of --ssh-key. A value is keyAuto, a file, or a public
+// key.
 func readKeys(ctx context.Context, values []string) ([]string, error) {
 	var all []string
 	for _, value := range values {
@@ -50,20 +50,20 @@ func readKeys(ctx context.Context, values []string) ([]string, error) {
 func readKey(ctx context.Context, value string) ([]string, error) {
 	switch {
 	case value == keyAuto:
-		return ownKeys(ctx)
+		return findUserKeys(ctx)
 	case strings.Contains(value, " "):
 		return parseKeys(value)
 	}
-	content, err := kit.ReadLimited(value, mostKeyBytes)
+	content, err := kit.ReadLimited(value, maxKeyBytes)
 	if err != nil {
 		return nil, err
 	}
 	return parseKeys(string(content))
 }
 
-// ownKeys returns the public keys of the user: those in ~/.ssh, or else those of the agent. It
-// makes none.
-func ownKeys(ctx context.Context) ([]string, error) {
+// findUserKeys returns the public keys of the user: the keys in ~/.ssh, or else the keys of the ssh
+// agent. It does not create keys.
+func findUserKeys(ctx context.Context) ([]string, error) {
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return nil, fmt.Errorf("find the home folder: %w", err)
@@ -75,9 +75,9 @@ func ownKeys(ctx context.Context) ([]string, error) {
 	var all []string
 	for _, path := range paths {
 		if strings.HasSuffix(path, "-cert.pub") {
-			continue // a certificate is not a key
+			continue // the file has a certificate, not a key
 		}
-		content, err := kit.ReadLimited(path, mostKeyBytes)
+		content, err := kit.ReadLimited(path, maxKeyBytes)
 		if err != nil {
 			return nil, err
 		}
@@ -90,13 +90,13 @@ func ownKeys(ctx context.Context) ([]string, error) {
 	if len(all) > 0 {
 		return all, nil
 	}
-	return agentKeys(ctx)
+	return listAgentKeys(ctx)
 }
 
-var errNoKeys = errors.New("there is no public key in ~/.ssh/id_*.pub or in an agent: make one with ssh-keygen -t ed25519, or name another file")
+var errNoKeys = errors.New("there is no public key in ~/.ssh/id_*.pub or in an ssh agent: make a key with ssh-keygen -t ed25519, or name another file")
 
-// agentKeys returns the keys of the user's agent.
-func agentKeys(ctx context.Context) ([]string, error) {
+// listAgentKeys returns the public keys of the user's ssh agent.
+func listAgentKeys(ctx context.Context) ([]string, error) {
 	if os.Getenv("SSH_AUTH_SOCK") == "" {
 		return nil, errNoKeys
 	}
@@ -104,7 +104,7 @@ func agentKeys(ctx context.Context) ([]string, error) {
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "ssh-add", "-L").Output()
 	if err != nil {
-		return nil, errNoKeys // an agent without keys fails too
+		return nil, errNoKeys // ssh-add also fails if the agent does not have keys
 	}
 	return parseKeys(string(out))
 }
@@ -112,7 +112,7 @@ func agentKeys(ctx context.Context) ([]string, error) {
 // parseKeys returns the lines of a file of public keys.
 func parseKeys(text string) ([]string, error) {
 	if strings.Contains(text, "PRIVATE KEY-----") {
-		return nil, errors.New("this is a private key: name the file with the public one, which ends in .pub")
+		return nil, errors.New("this is a private key: name the file with the public key, whose name ends in .pub")
 	}
 	var keys []string
 	for line := range strings.Lines(text) {
@@ -126,13 +126,13 @@ func parseKeys(text string) ([]string, error) {
 		keys = append(keys, line)
 	}
 	if len(keys) == 0 {
-		return nil, errors.New("it does not contain a public key")
+		return nil, errors.New("there is no public key in it")
 	}
 	return keys, nil
 }
 
-// isPublicKey reports whether a line of authorized_keys has a key, with or without options
-// before it.
+// isPublicKey reports whether a line contains a public key, as in authorized_keys: options may stand
+// before the key.
 func isPublicKey(line string) bool {
 	words := strings.Fields(line)
 	for i, word := range words[:len(words)-1] {

@@ -60,7 +60,7 @@ func TestReadKeys(t *testing.T) {
 		assert.True(t, err == nil && len(got) == 1, "%s: %q and %v, want one key", value, got, err)
 	}
 	for value, want := range map[string]string{
-		filepath.Join(ssh, "private"): "private key", filepath.Join(ssh, "empty.pub"): "not contain a public key", filepath.Join(ssh, "broken.pub"): "not a public key",
+		filepath.Join(ssh, "private"): "private key", filepath.Join(ssh, "empty.pub"): "there is no public key in it", filepath.Join(ssh, "broken.pub"): "not a public key",
 		filepath.Join(ssh, "absent"): "no such file", "ssh-ed25519 x": "not a public key", ssh: "is a directory",
 	} {
 		if _, err := readKeys(t.Context(), []string{value}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--ssh-key") {

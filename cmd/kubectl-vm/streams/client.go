@@ -4,7 +4,7 @@
 // Package streams connects to the streams of VirtualMachines: consoles, logs, commands and
 // ports.
 //
-// Start with Discover, which finds where they are served.
+// Start with Discover, which finds the server of streams.
 package streams
 
 import (
@@ -38,7 +38,7 @@ import (
 const (
 	// discoverTimeout is how long reading the ConfigMap may take.
 	discoverTimeout = 10 * time.Second
-	// maxErrorBody is how much of a response is read that reports an error.
+	// maxErrorBody is how many bytes of an error's response are read.
 	maxErrorBody = 64 << 10
 )
 
@@ -46,16 +46,17 @@ const (
 type Client struct {
 	config *rest.Config
 	base   *url.URL
-	// http is for plain responses. One of a configuration with a Dial does not share connections.
+	// http is for plain responses. Its connections are not shared with other clients, since its
+	// configuration has a Dial.
 	http *http.Client
-	// pod is the pod that is the VM, if the API server serves its streams: see ForPod.
+	// pod is the name of the VM's pod, if the API server serves the pod's streams: see ForPod.
 	pod string
-	// drivers are those whose streams are served there.
+	// drivers are the drivers whose streams the server serves.
 	drivers []string
 }
 
-// Discover returns a Client for the Drover in the cluster of config. The ConfigMap that only
-// Drover may write says where streams are served; credentials are sent to no other address.
+// Discover returns a Client for the Drover in the cluster of config. A ConfigMap that only Drover
+// may write contains the address of streams. The client sends credentials only to this address.
 func Discover(ctx context.Context, config *rest.Config) (*Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
 	defer cancel()
@@ -63,30 +64,30 @@ func Discover(ctx context.Context, config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := streamConfig(config)
+	changed := streamConfig(config)
 	if address := found.Data[streams.AddressKey]; address != "" {
-		if err := useAddress(own, address, found.Data[streams.CAKey]); err != nil {
+		if err := useAddress(changed, address, found.Data[streams.CAKey]); err != nil {
 			return nil, fmt.Errorf("ConfigMap %s/%s: %w", streams.ConfigMapNamespace, streams.ConfigMapName, err)
 		}
 	}
-	c, err := newClient(own)
+	c, err := newClient(changed)
 	if err == nil {
 		c.drivers = strings.Split(found.Data[streams.DriversKey], ",")
 	}
 	return c, err
 }
 
-// Serves reports whether streams of a driver are served there.
+// Serves reports whether the server serves streams of a driver.
 func (c *Client) Serves(driver string) bool { return slices.Contains(c.drivers, driver) }
 
-// streamConfig returns a configuration for streams, which may last.
+// streamConfig returns a copy of a configuration, without a timeout, which would end a stream.
 func streamConfig(config *rest.Config) *rest.Config {
-	own := rest.CopyConfig(config)
-	own.Timeout = 0 // it would end a stream
-	if own.Dial == nil {
-		own.Dial = newDialer().DialContext
+	changed := rest.CopyConfig(config)
+	changed.Timeout = 0
+	if changed.Dial == nil {
+		changed.Dial = newDialer().DialContext
 	}
-	return own
+	return changed
 }
 
 func newClient(config *rest.Config) (*Client, error) {
@@ -101,7 +102,7 @@ func newClient(config *rest.Config) (*Client, error) {
 	return &Client{config: config, base: base, http: client}, nil
 }
 
-// Host returns the server that serves streams.
+// Host returns the host and port of the server.
 func (c *Client) Host() string { return c.base.Host }
 
 // Close closes connections that no response uses.
@@ -132,8 +133,8 @@ func readConfigMap(ctx context.Context, config *rest.Config) (*corev1.ConfigMap,
 	return &found, nil
 }
 
-// newDialer ends a connection within two minutes whose other end is gone without a word. Otherwise
-// a log would wait for its next line for ever. WebSockets have pings besides.
+// newDialer returns a dialer of connections that end within two minutes if the other end disappears.
+// Without this, a log would wait for its next line forever. WebSockets also have pings.
 func newDialer() *net.Dialer {
 	return &net.Dialer{
 		Timeout: 30 * time.Second, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 15 * time.Second, Count: 4},
@@ -141,7 +142,7 @@ func newDialer() *net.Dialer {
 }
 
 // useAddress changes a configuration so that it reaches another server. It replaces the API
-// server's CA, and does not take over insecure-skip-tls-verify.
+// server's CA, and resets insecure-skip-tls-verify.
 func useAddress(config *rest.Config, address, ca string) error {
 	target, err := url.Parse(address)
 	if err != nil || target.Scheme != "https" || target.Host == "" || target.User != nil {
@@ -151,7 +152,7 @@ func useAddress(config *rest.Config, address, ca string) error {
 		return fmt.Errorf("%s is missing: the server's certificate could not be checked", streams.CAKey)
 	}
 	if config.Impersonate.UserName != "" {
-		return errors.New("--as cannot be used for streams: the server of streams does not impersonate users")
+		return errors.New("--as cannot be used for streams: the streams endpoint does not impersonate users")
 	}
 	config.Host, config.APIPath = address, ""
 	config.CAFile, config.CAData = "", []byte(ca)
@@ -174,49 +175,50 @@ func (c *Client) Get(ctx context.Context, namespace, name string, s streams.Stre
 	body, err := getBody(ctx, c.http, c.URL(namespace, name, s, query))
 	status := (*apierrors.StatusError)(nil)
 	if errors.As(err, &status) && status.ErrStatus.Code == http.StatusNotFound && status.ErrStatus.Kind == "" {
-		err = c.notServed()
+		err = c.notServedError()
 	}
 	return body, err
 }
 
-// notServed is the error of a server that does not know the path of streams, which it answers
-// with a 404 that does not contain a Status.
-func (c *Client) notServed() error {
+// notServedError returns the error for a server that does not serve streams. Such a server answers
+// the path of streams with a 404 without a Status.
+func (c *Client) notServedError() error {
 	return fmt.Errorf("no Drover serves consoles, logs, commands and ports of VMs at %s: it runs without its controller (drover up --without-controller), or ConfigMap %s names another server", c.base, streams.ConfigMapName)
 }
 
-// GetPath returns the body that is served at a path which is not a stream.
+// GetPath returns the body of a path that is not the path of a stream.
 func (c *Client) GetPath(ctx context.Context, path string) (io.ReadCloser, error) {
 	return getBody(ctx, c.http, c.base.JoinPath(path))
 }
 
-// Connect opens a WebSocket and copies until the stream ends. Its error tells the
-// server's final status.
+// Connect opens a WebSocket and copies until the stream ends. Its error contains the server's
+// last Status: see EndReason.
 func (c *Client) Connect(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
 	if c.pod != "" {
-		o.Tty, o.TerminalSizeQueue = false, nil // the container runs without a terminal, the guest has one
+		o.Tty, o.TerminalSizeQueue = false, nil // the guest has a terminal, but its container does not
 	}
 	executor, err := remotecommand.NewWebSocketExecutor(c.config, http.MethodGet, u.String())
 	if err != nil {
 		return err
 	}
-	// The library logs what goes wrong at the end of a stream, which is normal when a person leaves.
+	// Discard the log of the library: it logs errors at the end of a stream, also when a user just leaves.
 	err = executor.StreamWithContext(klog.NewContext(ctx, logr.Discard()), o)
 	if c.pod != "" {
 		return c.describePodEnd(err)
 	}
 	refused := (*httpstream.UpgradeFailureError)(nil)
 	if errors.As(err, &refused) && strings.HasPrefix(refused.Cause.Error(), websocket.ErrBadHandshake.Error()+" (404 ") {
-		return c.notServed()
+		return c.notServedError()
 	}
 	return err
 }
 
-// ErrNoWebSocket means that the server sends a stream as a plain response only, such as the log of a pod.
-var ErrNoWebSocket = errors.New("the server opens no WebSocket for this stream")
+// ErrNoWebSocket means that the server sends a stream only as a plain response, such as the log of a pod.
+var ErrNoWebSocket = errors.New("the server does not open a WebSocket for this stream")
 
-// Copy is Connect for a stream that servers may also send as a plain response.
-func (c *Client) Copy(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
+// TryWebSocket calls Connect for a stream that some servers only send as a plain response. It then returns
+// ErrNoWebSocket.
+func (c *Client) TryWebSocket(ctx context.Context, u *url.URL, o remotecommand.StreamOptions) error {
 	if c.pod != "" {
 		return ErrNoWebSocket
 	}
@@ -243,10 +245,10 @@ func getBody(ctx context.Context, client *http.Client, u *url.URL) (io.ReadClose
 	if err != nil {
 		return nil, err
 	}
-	only := *client
-	// The transport would send the credentials to the other address too.
-	only.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	resp, err := only.Do(req)
+	direct := *client
+	// Do not follow redirects: the transport would send the credentials to the other address too.
+	direct.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	resp, err := direct.Do(req)
 	if err != nil {
 		return nil, err
 	}
@@ -257,7 +259,7 @@ func getBody(ctx context.Context, client *http.Client, u *url.URL) (io.ReadClose
 	return nil, responseError(resp)
 }
 
-// responseError returns the status that a response has as its body, or its HTTP status.
+// responseError returns the Status in the body of a response, or an error with the HTTP status.
 func responseError(resp *http.Response) error {
 	var status metav1.Status
 	err := json.NewDecoder(io.LimitReader(resp.Body, maxErrorBody)).Decode(&status)
@@ -284,8 +286,7 @@ func reasonOf(code int) metav1.StatusReason {
 	return metav1.StatusReasonUnknown
 }
 
-// EndReason returns the reason with which the server ended a stream, or nothing if the
-// connection was lost.
+// EndReason returns the reason with which the server ended a stream, or "" if the connection was lost.
 func EndReason(err error) metav1.StatusReason {
 	if err == nil {
 		return ""
@@ -294,8 +295,7 @@ func EndReason(err error) metav1.StatusReason {
 	return reason
 }
 
-// Cause returns what the server said about a stream that failed, without the words of the
-// layers between.
+// Cause returns the server's error for a stream that failed, without the texts that libraries add.
 func Cause(err error) error {
 	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
 		err = refused.Cause

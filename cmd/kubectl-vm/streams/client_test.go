@@ -177,7 +177,7 @@ func TestConsoleReturns(t *testing.T) {
 		client, err := Discover(t.Context(), serveAPI(t, target.URL, target.ca()))
 		assert.NoError(t, err)
 		err = client.Connect(t.Context(), client.URL("ns", "vm", streams.Console, nil), remotecommand.StreamOptions{Stdout: io.Discard})
-		got := (&ConsoleSession{}).mayReturn(err)
+		got := (&ConsoleSession{}).mayReconnect(err)
 		assert.True(t, got == want, "after %v it is tried again: %t, want %t", err, got, want)
 	}
 }

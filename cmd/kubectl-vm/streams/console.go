@@ -23,46 +23,53 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// The waits between two tries to connect again.
+// The first and the longest wait between two tries to connect again.
 const (
 	firstRetry = 250 * time.Millisecond
 	maxRetry   = 5 * time.Second
 )
 
-// ConsoleSession is a person at the console of a VM.
+// ConsoleSession connects a terminal or a pipe to the console of a VM.
 type ConsoleSession struct {
 	Client          *Client
 	Namespace, Name string
 	In              io.Reader
 	Out             io.Writer
-	// Notes receives what is said about the connection, a line each.
+	// Notes receives messages about the connection, one line each.
 	Notes io.Writer
 	Clock clock.Clock
-	// GiveUp is how long to try to connect again.
-	GiveUp time.Duration
+	// RetryFor is how long to try to connect again before Run fails.
+	RetryFor time.Duration
+	// Terminal is the person's, or nil for a pipe. Each of its keys is sent.
+	Terminal *Terminal
+	// InputOnly does not show the output. Input that was sent when the connection was lost may be lost, so a pipe is not
+	// connected again then.
+	InputOnly bool
+	// ReadOnly sends only the sizes of the terminal.
+	ReadOnly bool
 
-	terminal *Terminal // nil without one
 	keyboard *Keyboard
-	readOnly bool
 }
 
 // Run connects, and connects again when the connection is lost or the server restarts, until
-// the person leaves or ctx ends. Without a terminal it returns once the server has stopped.
+// the user leaves or ctx ends. Without a terminal it also returns when the server has stopped.
 func (s *ConsoleSession) Run(ctx context.Context) error {
-	s.terminal = OpenTerminal(s.In, s.Out)
-	s.keyboard = ReadKeyboard(s.In, s.terminal != nil)
+	s.keyboard = &Keyboard{lock: make(chan struct{}, 1)}
+	if !s.ReadOnly {
+		s.keyboard = ReadKeyboard(s.In, s.Terminal != nil)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
 		select {
-		case <-s.keyboard.Left():
+		case <-s.keyboard.Detached():
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
-	if s.terminal != nil {
+	if s.Terminal != nil && !s.ReadOnly {
 		s.printNote("Console of %s/%s. Ctrl-] leaves.", s.Namespace, s.Name)
-		restore, err := s.terminal.MakeRaw()
+		restore, err := s.Terminal.MakeRaw()
 		if err != nil {
 			return err
 		}
@@ -72,78 +79,107 @@ func (s *ConsoleSession) Run(ctx context.Context) error {
 	return s.stayConnected(ctx)
 }
 
-// stayConnected returns the first error that connecting again cannot cure. The very first
-// connection is tried once.
+// HasLeft reports whether the user has typed Ctrl-], which detaches from the VM.
+func (s *ConsoleSession) HasLeft() bool {
+	select {
+	case <-s.keyboard.Detached():
+		return true
+	default:
+		return false
+	}
+}
+
+// stayConnected connects, and connects again until it meets an error after which that cannot help. It
+// returns such an error. If the first try to connect fails, stayConnected does not try again.
 func (s *ConsoleSession) stayConnected(ctx context.Context) error {
 	connected, err := s.connect(ctx)
-	for ctx.Err() == nil && connected && s.mayReturn(err) {
+	for ctx.Err() == nil && s.mayRetry(connected) && s.mayReconnect(err) {
 		if EndReason(err) == streams.ReasonConsoleTaken {
-			s.readOnly = true
+			s.ReadOnly = true
 		}
 		s.printNote("%s. Connecting again, from the last lines on; Ctrl-] leaves.", describeEnd(err))
-		connected, err = s.connectAgain(ctx)
+		connected, err = s.reconnect(ctx)
 	}
-	if hasEnded := ctx.Err() != nil || (s.terminal == nil && EndReason(err) == streams.ReasonServerStopped); !hasEnded {
+	if hasEnded := ctx.Err() != nil || ((s.Terminal == nil || s.InputOnly) && EndReason(err) == streams.ReasonServerStopped); !hasEnded {
 		return err
 	}
 	return nil
 }
 
-// connectAgain tries until a connection was there, or GiveUp has passed.
-func (s *ConsoleSession) connectAgain(ctx context.Context) (connected bool, err error) {
-	end := s.Clock.Now().Add(s.GiveUp)
+// mayRetry reports whether to connect again after a connection, or after the first try without one.
+func (s *ConsoleSession) mayRetry(connected bool) bool {
+	if s.InputOnly {
+		return !connected || s.Terminal != nil
+	}
+	return connected
+}
+
+// reconnect tries to connect until a try succeeds, or until RetryFor has passed. Like connect, it
+// returns when the connection has ended.
+func (s *ConsoleSession) reconnect(ctx context.Context) (connected bool, err error) {
+	end := s.Clock.Now().Add(s.RetryFor)
 	for wait := firstRetry; ; wait = min(2*wait, maxRetry) {
 		select {
 		case <-ctx.Done():
 			return false, ctx.Err()
 		case <-s.Clock.After(wait):
 		}
-		if s.terminal != nil {
-			s.keyboard.Drop()
+		if s.Terminal != nil {
+			s.keyboard.DropInput()
 		}
 		connected, err = s.connect(ctx)
 		switch {
-		case connected, !s.mayReturn(err), ctx.Err() != nil:
+		case connected, !s.mayReconnect(err), ctx.Err() != nil:
 			return connected, err
 		case s.Clock.Now().After(end):
-			return false, fmt.Errorf("no console for %s: %w", s.GiveUp, err)
+			return false, fmt.Errorf("the console could not be connected again within %s: %w", s.RetryFor, err)
 		}
 	}
 }
 
-// connect reports whether there was a connection, and how it ended.
+// connect connects to the console until the connection ends. It reports whether there was a connection,
+// and the error that ended it.
 func (s *ConsoleSession) connect(ctx context.Context) (connected bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	used := &firstUse{writer: s.Out}
-	query := url.Values{"stdin": {strconv.FormatBool(!s.readOnly)}, "stdout": {"true"}}
-	o := remotecommand.StreamOptions{Stdout: used, Tty: s.terminal != nil}
-	if !s.readOnly {
-		used.reader = s.keyboard.For(ctx)
-		o.Stdin = used
+	// A reader that ends closes the input for the server, and leaving must not do that: so it ends after the connection.
+	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopReading()
+	recorded := &useRecorder{writer: s.Out}
+	if s.InputOnly {
+		recorded.writer = io.Discard
 	}
-	if s.terminal != nil {
-		o.TerminalSizeQueue = s.terminal.WatchSize(ctx)
+	query := url.Values{"stdin": {strconv.FormatBool(!s.ReadOnly)}, "stdout": {strconv.FormatBool(!s.InputOnly)}}
+	o := remotecommand.StreamOptions{Stdout: recorded, Tty: s.Terminal != nil}
+	if !s.ReadOnly {
+		recorded.reader = s.keyboard.NewReader(reading)
+		o.Stdin = recorded
+	}
+	if s.Terminal != nil {
+		o.TerminalSizeQueue = s.Terminal.WatchSize(ctx)
 		query.Set("tty", "true")
 	}
 	err = s.Client.Connect(ctx, s.Client.URL(s.Namespace, s.Name, streams.Console, query), o)
-	return used.seen.Load(), err
+	return recorded.used.Load(), err
 }
 
-// printNote prints a line, which also starts a line where the terminal is raw.
+// printNote prints a note on a separate line. A raw terminal needs \r for that.
 func (s *ConsoleSession) printNote(format string, args ...any) {
 	_, _ = fmt.Fprintf(s.Notes, "\r\n%s\r\n", printable.Line(fmt.Sprintf(format, args...)))
 }
 
-// mayReturn reports whether the console may be there again later: the connection was lost,
-// the server restarts, no controller serves it now, or someone else writes to it.
-func (s *ConsoleSession) mayReturn(err error) bool {
+// mayReconnect reports whether connecting again may succeed after err: the connection was lost, the
+// server restarts, no controller serves the console now, or someone else has taken the input.
+func (s *ConsoleSession) mayReconnect(err error) bool {
 	if refused := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &refused) {
 		return apierrors.IsServiceUnavailable(refused.Cause) || apierrors.IsConflict(refused.Cause) || apierrors.IsTooManyRequests(refused.Cause)
 	}
 	reason := EndReason(err)
 	if reason == streams.ReasonServerStopped {
-		return s.terminal != nil
+		return s.Terminal != nil && !s.InputOnly
+	}
+	if reason == metav1.StatusReasonTimeout { // nobody has typed for hours
+		return s.InputOnly
 	}
 	return reason == "" || reason == metav1.StatusReasonServiceUnavailable || reason == streams.ReasonConsoleTaken
 }
@@ -158,21 +194,21 @@ func describeEnd(err error) string {
 	return "The connection was lost"
 }
 
-// firstUse notes whether a connection was there: only then is anything read or written.
-type firstUse struct {
+// useRecorder records whether its reader or writer was used, which happens only after a connection is established.
+type useRecorder struct {
 	reader io.Reader
 	writer io.Writer
-	seen   atomic.Bool
+	used   atomic.Bool
 }
 
 // Read implements io.Reader.
-func (f *firstUse) Read(p []byte) (int, error) {
-	f.seen.Store(true)
-	return f.reader.Read(p)
+func (r *useRecorder) Read(p []byte) (int, error) {
+	r.used.Store(true)
+	return r.reader.Read(p)
 }
 
 // Write implements io.Writer.
-func (f *firstUse) Write(p []byte) (int, error) {
-	f.seen.Store(true)
-	return f.writer.Write(p)
+func (r *useRecorder) Write(p []byte) (int, error) {
+	r.used.Store(true)
+	return r.writer.Write(p)
 }

@@ -9,43 +9,43 @@ import (
 	"io"
 )
 
-// LeaveKey is the key that leaves a console: Ctrl-].
+// LeaveKey is the key with which a user leaves a console: Ctrl-].
 const LeaveKey = 0x1d
 
-// keptChunks is how many reads of the keyboard wait for a connection.
-const keptChunks = 64
+// maxChunks is how many chunks of input are kept while no connection reads them.
+const maxChunks = 64
 
-// Keyboard reads what a person types, or a pipe, for one connection after another. A separate
-// reader for each connection could not be interrupted, and would take the next key.
+// Keyboard reads a terminal or a pipe for one connection after another. If each connection read the
+// terminal itself, a read of an ended connection could not be interrupted, and would take the next key.
 type Keyboard struct {
-	typed chan []byte
-	left  chan struct{} // closed once LeaveKey was typed
-	turn  chan struct{} // has room for the one that may use typed and rest
-	rest  []byte
+	typed    chan []byte
+	detached chan struct{} // closed once LeaveKey was typed
+	lock     chan struct{} // has an element while someone uses typed and rest
+	rest     []byte        // of the last chunk from typed
 }
 
-// ReadKeyboard starts reading. If in is a terminal, LeaveKey ends it and is not passed on.
-// Keys that are typed while nothing reads them are lost; the input of a pipe is kept.
+// ReadKeyboard starts reading. If in is a terminal, LeaveKey ends the input, and keys beyond maxChunks
+// are lost while nothing reads them. The input of a pipe is never lost.
 func ReadKeyboard(in io.Reader, isTerminal bool) *Keyboard {
-	k := &Keyboard{typed: make(chan []byte, keptChunks), left: make(chan struct{}), turn: make(chan struct{}, 1)}
-	go k.run(in, isTerminal)
+	k := &Keyboard{typed: make(chan []byte, maxChunks), detached: make(chan struct{}), lock: make(chan struct{}, 1)}
+	go k.readInput(in, isTerminal)
 	return k
 }
 
-func (k *Keyboard) run(in io.Reader, isTerminal bool) {
+func (k *Keyboard) readInput(in io.Reader, isTerminal bool) {
 	defer close(k.typed)
 	for {
 		chunk := make([]byte, 4<<10)
 		n, err := in.Read(chunk)
-		chunk, left := chunk[:n], false
+		chunk, hasLeaveKey := chunk[:n], false
 		if isTerminal {
-			chunk, _, left = bytes.Cut(chunk, []byte{LeaveKey})
+			chunk, _, hasLeaveKey = bytes.Cut(chunk, []byte{LeaveKey})
 		}
 		if len(chunk) > 0 {
 			k.keepInput(chunk, isTerminal)
 		}
-		if left {
-			close(k.left)
+		if hasLeaveKey {
+			close(k.detached)
 			return
 		}
 		if err != nil {
@@ -65,11 +65,11 @@ func (k *Keyboard) keepInput(chunk []byte, mayDrop bool) {
 	}
 }
 
-// Drop forgets what was typed and not sent. The reader of an earlier connection, if there is
-// one, must have ended or be about to end.
-func (k *Keyboard) Drop() {
-	k.turn <- struct{}{}
-	defer func() { <-k.turn }()
+// DropInput drops the input that was typed and not sent. The context of an earlier reader, if there is
+// one, must have ended.
+func (k *Keyboard) DropInput() {
+	k.lock <- struct{}{}
+	defer func() { <-k.lock }()
 	k.rest = nil
 	for {
 		select {
@@ -83,26 +83,28 @@ func (k *Keyboard) Drop() {
 	}
 }
 
-// Left is closed once the person has left.
-func (k *Keyboard) Left() <-chan struct{} { return k.left }
+// Detached returns a channel that is closed once the user has typed LeaveKey.
+func (k *Keyboard) Detached() <-chan struct{} { return k.detached }
 
-// For returns a reader that ends with ctx. Only one may be in use.
-func (k *Keyboard) For(ctx context.Context) io.Reader { return &keys{ctx: ctx, keyboard: k} }
+// NewReader returns a reader of the input that ends with ctx. Only one reader may be in use at a time.
+func (k *Keyboard) NewReader(ctx context.Context) io.Reader {
+	return &keyboardReader{ctx: ctx, keyboard: k}
+}
 
-type keys struct {
+type keyboardReader struct {
 	ctx      context.Context
 	keyboard *Keyboard
 }
 
-// Read implements io.Reader. What it has when ctx ends is left to the next reader.
-func (r *keys) Read(p []byte) (int, error) {
+// Read implements io.Reader. If ctx ends first, it leaves the input to the next reader.
+func (r *keyboardReader) Read(p []byte) (int, error) {
 	k := r.keyboard
 	select {
 	case <-r.ctx.Done():
 		return 0, io.EOF
-	case k.turn <- struct{}{}:
+	case k.lock <- struct{}{}:
 	}
-	defer func() { <-k.turn }()
+	defer func() { <-k.lock }()
 	if len(k.rest) == 0 {
 		select {
 		case <-r.ctx.Done():

@@ -26,13 +26,13 @@ func TestLeaveKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			k := ReadKeyboard(strings.NewReader("before\x1dafter"), test.isTerminal)
-			got, err := io.ReadAll(k.For(t.Context()))
+			got, err := io.ReadAll(k.NewReader(t.Context()))
 			assert.True(t, err == nil && string(got) == test.want, "passed on was %q, %v, want %q", got, err, test.want)
 			select {
-			case <-k.Left():
-				assert.True(t, test.isTerminal, "a pipe has left")
+			case <-k.Detached():
+				assert.True(t, test.isTerminal, "a pipe has detached")
 			default:
-				assert.True(t, !test.isTerminal, "it has not left")
+				assert.True(t, !test.isTerminal, "it has not detached")
 			}
 		})
 	}
@@ -46,14 +46,14 @@ func TestKeysOfTwoConnections(t *testing.T) {
 	k := ReadKeyboard(in, true)
 	ctx, end := context.WithCancel(t.Context())
 	end()
-	if n, err := k.For(ctx).Read(make([]byte, 1)); n != 0 || err != io.EOF {
+	if n, err := k.NewReader(ctx).Read(make([]byte, 1)); n != 0 || err != io.EOF {
 		t.Errorf("a connection that has ended reads %d, %v", n, err)
 	}
 	_, err := typist.Write([]byte("xy"))
 	assert.NoError(t, err)
 	letter := make([]byte, 1)
 	for _, want := range []string{"x", "y"} {
-		if _, err := k.For(t.Context()).Read(letter); err != nil || string(letter) != want {
+		if _, err := k.NewReader(t.Context()).Read(letter); err != nil || string(letter) != want {
 			t.Errorf("read %q, %v, want %q", letter, err, want)
 		}
 	}
@@ -67,14 +67,14 @@ func TestKeyboardOfNextConnection(t *testing.T) {
 	k := ReadKeyboard(in, true)
 	for n := range 200 {
 		ctx, cancel := context.WithCancel(t.Context())
-		former := k.For(ctx)
+		former := k.NewReader(ctx)
 		go func() { _, _ = former.Read(make([]byte, 8)) }()
 		cancel()
-		k.Drop()
+		k.DropInput()
 		key := []byte{'a' + byte(n%26)}
 		go func() { _, _ = typed.Write(key) }()
 		got := make([]byte, 8)
-		size, err := k.For(t.Context()).Read(got)
+		size, err := k.NewReader(t.Context()).Read(got)
 		assert.Require(t, err == nil && string(got[:size]) == string(key), "key %d: %q, %v, want %q", n, got[:size], err, key)
 	}
 	_ = typed.Close()

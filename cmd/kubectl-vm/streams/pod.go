@@ -28,8 +28,8 @@ import (
 // machineContainer is the container of a pod of driver pod that runs the machine.
 const machineContainer = "machine"
 
-// ForPod returns a Client for the console, the log and the ports of a VM that is a pod: the API server
-// serves them, as kubectl attach, logs and port-forward have them, with the rights of the user on pods.
+// ForPod returns a Client for the console, the log and the ports of a VM that is a pod. The API server
+// serves them, as for kubectl attach, logs and port-forward, to users with rights on pods.
 func ForPod(config *rest.Config, pod string) (*Client, error) {
 	c, err := newClient(streamConfig(config))
 	if err != nil {
@@ -39,15 +39,15 @@ func ForPod(config *rest.Config, pod string) (*Client, error) {
 	return c, nil
 }
 
-// podURL returns where the API server serves a stream.
+// podURL returns the URL of the subresource of the pod that corresponds to a stream.
 func (c *Client) podURL(namespace string, s streams.Stream, query url.Values) *url.URL {
-	at := c.base.JoinPath("api/v1/namespaces", namespace, "pods", c.pod)
+	pod := c.base.JoinPath("api/v1/namespaces", namespace, "pods", c.pod)
 	if s == streams.PortForward {
-		return at.JoinPath("portforward")
+		return pod.JoinPath("portforward")
 	}
-	u := at.JoinPath("log")
+	u := pod.JoinPath("log")
 	if s == streams.Console {
-		u = at.JoinPath("attach")
+		u = pod.JoinPath("attach")
 	}
 	query = maps.Clone(query)
 	query.Del("tty")
@@ -56,9 +56,9 @@ func (c *Client) podURL(namespace string, s streams.Stream, query url.Values) *u
 	return u
 }
 
-// connectPodPort copies between conn and a TCP port of the pod, by the protocol of kubectl port-forward,
-// until the other end has sent all or the connection is lost. After ctx has ended it may use conn until
-// that is closed: the library neither dials nor opens a stream with a context.
+// connectPodPort copies between conn and a TCP port of the pod, by the protocol of kubectl port-forward, until the
+// other end has sent everything or the connection is lost. It returns when ctx ends, but may then still use conn
+// until conn is closed, since the library neither dials nor opens a stream with a context.
 func (c *Client) connectPodPort(ctx context.Context, u *url.URL, port string, conn io.ReadWriter) error {
 	dialer, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, c.config)
 	if err != nil {
@@ -90,10 +90,10 @@ func copyPort(tunnel httpstream.Connection, port string, conn io.ReadWriter) err
 	}
 	go func() {
 		_, _ = io.Copy(data, conn)
-		_ = data.Close() // this half of the connection
+		_ = data.Close() // closes only this direction
 	}()
 	_, err = io.Copy(conn, data)
-	_ = data.Reset() // what is not sent yet would delay the answer below
+	_ = data.Reset() // drops unsent data, which would delay the message below
 	message, readErr := io.ReadAll(io.LimitReader(failure, maxErrorBody))
 	if len(message) > 0 {
 		return errors.New(string(message))
@@ -101,25 +101,26 @@ func copyPort(tunnel httpstream.Connection, port string, conn io.ReadWriter) err
 	return cmp.Or(err, readErr)
 }
 
-// openPort opens a connection to a port in a tunnel, and a stream that gets the reason if that fails.
+// openPort opens a connection to a port through a tunnel. If the connection fails, the stream failure receives
+// the reason.
 func openPort(tunnel httpstream.Connection, port string) (data, failure httpstream.Stream, err error) {
 	headers := http.Header{}
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
 	headers.Set(corev1.PortHeader, port)
-	headers.Set(corev1.PortForwardRequestIDHeader, "0") // it is the only one
+	headers.Set(corev1.PortForwardRequestIDHeader, "0") // the tunnel has only this connection
 	failure, err = tunnel.CreateStream(headers)
 	if err != nil {
 		return nil, nil, err
 	}
-	_ = failure.Close() // nothing is sent through it
+	_ = failure.Close() // this end does not send through it
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	data, err = tunnel.CreateStream(headers)
 	return data, failure, err
 }
 
-// describePodEnd returns the error that a console of Drover would end with. The kubelet ends the
-// stream without a reason once the machine has stopped, and its refusals of a container that does
-// not run have several texts.
+// describePodEnd returns the error with which a stream of Drover would have ended. The kubelet ends a stream
+// without a reason when the machine has stopped. If the container does not run, the kubelet refuses the stream
+// with one of several texts.
 func (c *Client) describePodEnd(err error) error {
 	refused := (*httpstream.UpgradeFailureError)(nil)
 	switch {
@@ -130,12 +131,12 @@ func (c *Client) describePodEnd(err error) error {
 	}
 	cause := apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: metav1.StatusReasonConflict,
-		Message: fmt.Sprintf("pod %s takes no connections now: %s", c.pod, refused.Cause),
+		Message: fmt.Sprintf("pod %s does not accept connections now: %s", c.pod, refused.Cause),
 	}}
 	return &httpstream.UpgradeFailureError{Cause: &cause}
 }
 
-// isDenied reports whether the user may not attach.
+// isDenied reports whether the API server has refused the stream because of the user's rights.
 func isDenied(cause error) bool {
 	text := strings.TrimPrefix(cause.Error(), websocket.ErrBadHandshake.Error())
 	return apierrors.IsForbidden(cause) || apierrors.IsUnauthorized(cause) || strings.HasPrefix(text, " (403 ") || strings.HasPrefix(text, " (401 ")

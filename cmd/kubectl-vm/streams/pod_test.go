@@ -48,14 +48,14 @@ func TestForPod(t *testing.T) {
 	want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/log?container=machine&tailLines=3"
 	assert.True(t, err == nil && string(text) == "boots" && asked == want, "it asked %s and read %q, %v", asked, text, err)
 	at := c.URL("blue", "web", streams.Console, url.Values{"stdin": {"true"}, "stdout": {"true"}, "tty": {"true"}})
-	for refusal, mayReturn := range map[int]bool{http.StatusNotFound: true, http.StatusInternalServerError: true, http.StatusForbidden: false, http.StatusUnauthorized: false} {
+	for refusal, mayReconnect := range map[int]bool{http.StatusNotFound: true, http.StatusInternalServerError: true, http.StatusForbidden: false, http.StatusUnauthorized: false} {
 		code = refusal
 		err := c.Connect(t.Context(), at, remotecommand.StreamOptions{Stdout: io.Discard, Tty: true})
 		want := "/api/v1/namespaces/blue/pods/web-1a2b3c4d/attach?container=machine&stdin=true&stdout=true"
 		assert.True(t, asked == want, "it asked %s, want %s", asked, want)
 		session := ConsoleSession{}
-		assert.True(t, err != nil && apierrors.IsConflict(Cause(err)) == mayReturn && session.mayReturn(err) == mayReturn,
-			"%d gives %v, want one after which the console may return: %t", refusal, err, mayReturn)
+		assert.True(t, err != nil && apierrors.IsConflict(Cause(err)) == mayReconnect && session.mayReconnect(err) == mayReconnect,
+			"%d gives %v, want one after which the console may return: %t", refusal, err, mayReconnect)
 	}
 }
 

@@ -16,21 +16,21 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// Forward forwards a local port to one of a VM.
+// Forward is a local port and the port of a VM to which it is forwarded.
 type Forward struct{ Local, Remote uint16 }
 
-// ParseForward reads LOCAL:REMOTE, :REMOTE for any free local port, or one number for both.
+// ParseForward parses LOCAL:REMOTE, :REMOTE for any free local port, or one number for both ports.
 func ParseForward(text string) (Forward, error) {
-	local, remote, both := strings.Cut(text, ":")
-	if !both {
+	local, remote, hasBoth := strings.Cut(text, ":")
+	if !hasBoth {
 		remote = local
 	}
-	if both && local == "" {
+	if hasBoth && local == "" {
 		local = "0"
 	}
 	l, err := strconv.ParseUint(local, 10, 16)
 	r, remoteErr := strconv.ParseUint(remote, 10, 16)
-	if err != nil || remoteErr != nil || r == 0 || (!both && l == 0) {
+	if err != nil || remoteErr != nil || r == 0 || (!hasBoth && l == 0) {
 		return Forward{}, fmt.Errorf("port %q: it must be REMOTE, LOCAL:REMOTE, or :REMOTE for any free local port; a port is 1 to 65535", text)
 	}
 	return Forward{Local: uint16(l), Remote: uint16(r)}, nil
@@ -42,11 +42,11 @@ type PortForwarder struct {
 	Namespace, Name string
 	// Address is the local address to listen on.
 	Address string
-	// Notes receives what is said about connections, a line each.
+	// Notes receives messages about connections, one line each.
 	Notes io.Writer
 }
 
-// Run opens all ports, or none, and serves them until ctx ends.
+// Run opens the local ports and serves them until ctx ends. It fails if one of them cannot be opened.
 func (f *PortForwarder) Run(ctx context.Context, forwards []Forward) error {
 	listeners, err := f.openListeners(ctx, forwards)
 	defer func() {
@@ -80,7 +80,7 @@ func (f *PortForwarder) openListeners(ctx context.Context, forwards []Forward) (
 	return all, nil
 }
 
-// serveConnections serves connections until the listener is closed, and waits for those it has.
+// serveConnections serves connections until the listener is closed, and then waits for open connections.
 func (f *PortForwarder) serveConnections(ctx context.Context, l net.Listener, remote uint16) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -105,7 +105,7 @@ func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.Read
 	end := sync.OnceFunc(func() { _ = conn.Close() })
 	context.AfterFunc(ctx, end)
 	defer end()
-	err := f.Client.ConnectPort(ctx, f.Namespace, f.Name, remote, local{conn, cancel})
+	err := f.Client.ConnectPort(ctx, f.Namespace, f.Name, remote, localConn{conn, cancel})
 	if errors.Is(err, context.Canceled) {
 		err = context.Cause(ctx)
 	}
@@ -115,15 +115,15 @@ func (f *PortForwarder) Connect(ctx context.Context, remote uint16, conn io.Read
 	return err
 }
 
-// local is a local connection. An error of it, such as a reset by the client, cancels the connection to the VM,
-// which would otherwise treat it as the end of one direction.
-type local struct {
+// localConn is a local connection. Its error, such as a reset by the client, cancels the connection to the VM.
+// Otherwise the VM would only see the end of one direction.
+type localConn struct {
 	io.ReadWriter
 	fail context.CancelCauseFunc
 }
 
 // Read implements io.Reader.
-func (l local) Read(p []byte) (int, error) {
+func (l localConn) Read(p []byte) (int, error) {
 	n, err := l.ReadWriter.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
 		l.fail(err)
@@ -132,7 +132,7 @@ func (l local) Read(p []byte) (int, error) {
 }
 
 // Write implements io.Writer.
-func (l local) Write(p []byte) (int, error) {
+func (l localConn) Write(p []byte) (int, error) {
 	n, err := l.ReadWriter.Write(p)
 	if err != nil {
 		l.fail(err)

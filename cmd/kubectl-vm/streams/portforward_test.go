@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestAbortedConnection checks that a local client which aborts its connection ends the one to the VM, whose
-// server would not end it.
+// TestAbortedConnection checks that the connection to the VM ends when a local client aborts its connection, even if the
+// server in the VM does not close it.
 func TestAbortedConnection(t *testing.T) {
 	t.Parallel()
 	target := serve(t, func(w http.ResponseWriter, r *http.Request) {

@@ -16,10 +16,10 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 )
 
-// Terminal is the terminal that a person sits at.
+// Terminal is the terminal of the user.
 type Terminal struct{ in, out *os.File }
 
-// OpenTerminal returns the terminal of the given streams, or nil if they are not both one.
+// OpenTerminal returns the terminal of the given streams, or nil if one of them is not a terminal.
 func OpenTerminal(in io.Reader, out io.Writer) *Terminal {
 	i, isFile := in.(*os.File)
 	o := printable.File(out)
@@ -29,7 +29,13 @@ func OpenTerminal(in io.Reader, out io.Writer) *Terminal {
 	return &Terminal{in: i, out: o}
 }
 
-// MakeRaw passes every key on as it is, Ctrl-C included, until restore is called.
+// OpenInput returns the terminal from which in reads, or nil if it is not a terminal.
+func OpenInput(in io.Reader) *Terminal {
+	file, _ := in.(*os.File)
+	return OpenTerminal(in, file)
+}
+
+// MakeRaw makes the terminal pass every key to the program, Ctrl-C included, until restore is called.
 func (t *Terminal) MakeRaw() (restore func(), err error) {
 	state, err := term.MakeRaw(int(t.in.Fd()))
 	if err != nil {
@@ -38,25 +44,24 @@ func (t *Terminal) MakeRaw() (restore func(), err error) {
 	return func() { _ = term.Restore(int(t.in.Fd()), state) }, nil
 }
 
-// WatchSize returns the sizes that the terminal has, beginning with the current one, until
-// ctx ends.
+// WatchSize returns a queue of the terminal's sizes, beginning with the current size, until ctx ends.
 func (t *Terminal) WatchSize(ctx context.Context) remotecommand.TerminalSizeQueue {
 	changed := make(chan os.Signal, 1)
 	signal.Notify(changed, syscall.SIGWINCH)
 	context.AfterFunc(ctx, func() { signal.Stop(changed) })
 	changed <- syscall.SIGWINCH
-	return &sizes{ctx: ctx, terminal: t, changed: changed}
+	return &sizeQueue{ctx: ctx, terminal: t, changed: changed}
 }
 
-// sizes implements remotecommand.TerminalSizeQueue.
-type sizes struct {
+// sizeQueue implements remotecommand.TerminalSizeQueue.
+type sizeQueue struct {
 	ctx      context.Context
 	terminal *Terminal
 	changed  chan os.Signal
 }
 
-// Next waits for the next size, and returns nil at the end.
-func (s *sizes) Next() *remotecommand.TerminalSize {
+// Next waits for the next size, and returns nil when ctx has ended.
+func (s *sizeQueue) Next() *remotecommand.TerminalSize {
 	for {
 		select {
 		case <-s.ctx.Done():

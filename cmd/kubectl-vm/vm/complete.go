@@ -12,7 +12,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// CompleteVMs returns a completion that proposes the VMs of the namespace which are not named yet.
+// CompleteVMs returns a completion that proposes the VMs of the namespace that are not arguments yet.
 func CompleteVMs(o *kit.Options) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		ctx, cancel := kit.NewCompletionContext(cmd)

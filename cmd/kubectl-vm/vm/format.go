@@ -16,7 +16,7 @@ import (
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 )
 
-// NoValue stands for a value that is not known or not there.
+// NoValue stands for a value that is unknown or missing.
 const NoValue = "-"
 
 // AgeText returns how long ago an instant was, as kubectl prints it.
@@ -27,7 +27,7 @@ func AgeText(now, start time.Time) string {
 	return duration.HumanDuration(now.Sub(start))
 }
 
-// PortTexts returns the open ports of a VM, in the words of --port: those of the host, or those of a pod.
+// PortTexts returns the open ports of a VM on the host or of its pod, in the format of --port.
 func PortTexts(vm *api.VirtualMachine) []string {
 	all := make([]string, 0, len(vm.Status.Ports))
 	for _, p := range vm.Status.Ports {
@@ -39,7 +39,7 @@ func PortTexts(vm *api.VirtualMachine) []string {
 	return all
 }
 
-// PortText returns a port in the words of --port.
+// PortText returns a port in the format of --port.
 func PortText(hostIP string, hostPort, port int32, protocol api.Protocol) string {
 	text := strconv.Itoa(int(port))
 	if hostPort != 0 || hostIP != "" {
@@ -67,7 +67,7 @@ func SizeText(vm *api.VirtualMachine, name corev1.ResourceName) string {
 	return QuantityText(name, quantity)
 }
 
-// QuantityText returns a quantity as people write it: 1000 CPUs are no "1k".
+// QuantityText returns a quantity as people write it: 1000 CPUs, and not "1k".
 func QuantityText(name corev1.ResourceName, quantity resource.Quantity) string {
 	if n, whole := quantity.AsInt64(); whole && name == api.ResourceCPU {
 		return strconv.FormatInt(n, 10)

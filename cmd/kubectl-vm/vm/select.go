@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// Selection says which VMs a verb is about: those named, or with --all or -l.
+// Selection says which VMs a verb is about: by their names, or by --all or -l.
 type Selection struct {
 	Names         []string
 	Selector      string
@@ -33,7 +33,7 @@ func (s *Selection) AddFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&s.AllNamespaces, "all-namespaces", "A", false, "with --all or -l: those of all namespaces")
 }
 
-// NameOf returns the qualified name of a VM, with its namespace if the selection is of all namespaces.
+// NameOf returns the qualified name of a VM, with its namespace if VMs of all namespaces are selected.
 func (s *Selection) NameOf(vm *api.VirtualMachine) string {
 	if s.AllNamespaces {
 		return QualifiedName(vm.Name) + " in namespace " + vm.Namespace
@@ -41,7 +41,7 @@ func (s *Selection) NameOf(vm *api.VirtualMachine) string {
 	return QualifiedName(vm.Name)
 }
 
-// ParseNames takes the names from the arguments.
+// ParseNames sets the names from the arguments, and checks that they fit the flags.
 func (s *Selection) ParseNames(args []string) error {
 	for _, arg := range args {
 		name, err := ParseName(arg)
@@ -66,7 +66,7 @@ func (s *Selection) ParseNames(args []string) error {
 	return nil
 }
 
-// ParseName returns the name of a VM. It accepts the form that `list -o name` prints, too.
+// ParseName returns the name of a VM. It also accepts the form that `list -o name` prints.
 func ParseName(arg string) (string, error) {
 	kind, name, qualified := strings.Cut(arg, "/")
 	if !qualified {
@@ -82,19 +82,18 @@ func ParseName(arg string) (string, error) {
 	return name, nil
 }
 
-// SelectedVM is a VM that was selected, or why it was not found.
+// SelectedVM is a selected VM, and the result of the verb for this VM.
 type SelectedVM struct {
 	Namespace, Name string
 	VM              *api.VirtualMachine
 	Unchanged       string // why there was nothing to do
-	Err             error
+	Err             error  // why the VM was not found, or could not be changed
 }
 
 // QualifiedName returns the name of a VM as kubectl prints it.
 func QualifiedName(name string) string { return "virtualmachine." + api.GroupName + "/" + name }
 
-// FindVMs reads the VMs. It fails as a whole only if they cannot be read at all. A VM that does not
-// exist has the error in SelectedVM.Err.
+// FindVMs reads the selected VMs. If a named VM cannot be read, its SelectedVM.Err has the error.
 func (s *Selection) FindVMs(ctx context.Context, o *kit.Options) ([]*SelectedVM, error) {
 	namespace, err := o.NamespaceOrAll(s.AllNamespaces)
 	if err != nil {
@@ -133,10 +132,10 @@ func (s *Selection) findNamed(ctx context.Context, o *kit.Options, namespace str
 	return all
 }
 
-// parallelRequests is how many VMs are asked about or changed at a time.
+// parallelRequests is how many VMs are read or changed at a time.
 const parallelRequests = 8
 
-// ForEach calls do for all VMs, several at a time, and finish, unless it is nil, for each in their order.
+// ForEach calls do for all VMs, several at a time. It calls finish, unless nil, for one VM after the other, in order.
 func ForEach(all []*SelectedVM, do, finish func(*SelectedVM)) {
 	turns := make(chan struct{}, parallelRequests)
 	done := make([]chan struct{}, len(all))
@@ -144,24 +143,24 @@ func ForEach(all []*SelectedVM, do, finish func(*SelectedVM)) {
 		done[i] = make(chan struct{})
 	}
 	go func() {
-		for i, one := range all {
+		for i, selected := range all {
 			turns <- struct{}{}
 			go func() {
-				do(one)
+				do(selected)
 				<-turns
 				close(done[i])
 			}()
 		}
 	}()
-	for i, one := range all {
+	for i, selected := range all {
 		<-done[i]
 		if finish != nil {
-			finish(one)
+			finish(selected)
 		}
 	}
 }
 
-// PrintNothingFound says on the error output that a list is empty.
+// PrintNothingFound prints on the error output that no VMs were found.
 func PrintNothingFound(errOut io.Writer, namespace, selector string) {
 	text := "No VMs found"
 	if selector != "" {

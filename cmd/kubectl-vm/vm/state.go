@@ -13,7 +13,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/kit"
 )
 
-// StateCell returns the phase of a VM and how it looks.
+// StateCell returns the phase of a VM with its color.
 func StateCell(vm *api.VirtualMachine) kit.Cell {
 	phase := vm.Status.Phase
 	if vm.DeletionTimestamp != nil {
@@ -53,26 +53,25 @@ func IsReady(vm *api.VirtualMachine) bool {
 
 // IsFailing reports whether the last try of an operation has failed.
 func IsFailing(vm *api.VirtualMachine) bool {
-	return vm.Status.Operation != nil && vm.Status.Operation.Attempts > 0 && !IsOnlyCounting(vm)
+	return vm.Status.Operation != nil && vm.Status.Operation.Attempts > 0 && !OnlyCountsRestarts(vm)
 }
 
-// IsOnlyCounting reports whether the server of a VM is on, and its operation just counts the starts before
-// that, until the run has proven stable.
-func IsOnlyCounting(vm *api.VirtualMachine) bool {
+// OnlyCountsRestarts reports whether the server of a VM is on, and the operation remains in the status only to
+// count the starts before the present run. Once this run is stable, the operation is removed.
+func OnlyCountsRestarts(vm *api.VirtualMachine) bool {
 	op, phase := vm.Status.Operation, vm.Status.Phase
 	return op != nil && op.Failure == api.FailureExited && (phase == api.PhaseActive || phase == api.PhasePaused)
 }
 
-// IsStalled reports whether only a new spec can help.
+// IsStalled reports whether the VM can get ready only by a new spec.
 func IsStalled(vm *api.VirtualMachine) bool {
 	return ConditionOf(vm, api.ConditionStalled).Status == metav1.ConditionTrue && IsObserved(vm)
 }
 
-// IsObserved reports whether the status is about the current spec. Lists leave out the
-// generation, which is then 0.
+// IsObserved reports whether the status is about the current spec.
 func IsObserved(vm *api.VirtualMachine) bool { return vm.Status.ObservedGeneration >= vm.Generation }
 
-// DriverOf returns the driver of a VM, or "" for one that no controller has seen.
+// DriverOf returns the driver of a VM, or "" if no controller has seen the VM and its spec does not name a driver.
 func DriverOf(vm *api.VirtualMachine) string {
 	if b := vm.Status.Binding; b != nil {
 		return b.Driver

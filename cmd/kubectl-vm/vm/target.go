@@ -25,17 +25,18 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/streams"
 )
 
-// Target is a VM to whose streams a verb connects.
+// Target is a VM and a client for its streams.
 type Target struct {
 	options         *kit.Options
 	Client          *streams.Client
 	Namespace, Name string
-	// VM is the VM, and VMErr says why it could not be read. Both are nil for the stream Decisions.
+	// VM is the VM, or VMErr the error of reading it. Both are nil for the stream Decisions, which does not need
+	// the VM.
 	VM    *api.VirtualMachine
 	VMErr error
 }
 
-// FindTarget returns the VM of an argument, with a client for one of its streams.
+// FindTarget returns the VM that an argument names, with a client for one of its streams.
 func FindTarget(ctx context.Context, o *kit.Options, arg string, s streamsapi.Stream) (t Target, err error) {
 	t.options = o
 	if t.Name, err = ParseName(arg); err != nil {
@@ -55,16 +56,16 @@ func FindTarget(ctx context.Context, o *kit.Options, arg string, s streamsapi.St
 	if t.VM == nil || t.VM.Status.Driver != DriverPod || (err == nil && t.Client.Serves(DriverPod)) {
 		return t, err
 	}
-	notFound := err
-	if t.Client, err = connectToPod(o.Program, config, t.VM, s); err != nil && notFound != nil && !apierrors.IsNotFound(notFound) {
-		err = notFound // Drover may serve it, such as without --as
+	discoverErr := err
+	if t.Client, err = newPodClient(o.Program, config, t.VM, s); err != nil && discoverErr != nil && !apierrors.IsNotFound(discoverErr) {
+		err = discoverErr // Drover may serve the stream if the user changes something, such as --as
 	}
 	return t, err
 }
 
-// connectToPod returns a client for a stream of a VM that is a pod, whose streams Drover does not serve. The API
-// server serves those of a container; the error for others says what to do instead.
-func connectToPod(program string, config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
+// newPodClient returns a client for a stream of a pod, for a VM whose streams Drover does not serve. The API server
+// serves the streams that every container has. For other streams, the error says what to do instead.
+func newPodClient(program string, config *rest.Config, vm *api.VirtualMachine, s streamsapi.Stream) (*streams.Client, error) {
 	n := slices.IndexFunc(vm.Status.Objects, func(o api.ServerObject) bool { return o.Kind == "Pod" })
 	if n < 0 {
 		return nil, fmt.Errorf("the pod of %s does not exist yet, to see why: %s explain %s", vm.Name, program, vm.Name)
@@ -73,10 +74,10 @@ func connectToPod(program string, config *rest.Config, vm *api.VirtualMachine, s
 	case streamsapi.Console, streamsapi.Log, streamsapi.PortForward:
 		return streams.ForPod(config, vm.Status.Objects[n].Name)
 	case streamsapi.Interfaces:
-		return nil, fmt.Errorf("%s is a pod, whose guest is not asked for its interfaces unless drover-controller runs with --pod-streams: its ports answer at %s, and its console has the rest:\n  %s console %s",
+		return nil, fmt.Errorf("%s is a pod, and Drover asks the guest of a pod for its interfaces only if drover-controller runs with --pod-streams. The ports of the pod are at %s. Its console may show more:\n  %s console %s",
 			vm.Name, cmp.Or(strings.Join(vm.Status.Addresses, ", "), "no address now"), program, vm.Name)
 	default:
-		return nil, fmt.Errorf("%s is a pod, in whose guest nothing can be run unless drover-controller runs with --pod-streams: log in with %s ssh %s, or at its console:\n  %s console %s",
+		return nil, fmt.Errorf("%s is a pod, and Drover runs commands in the guest of a pod only if drover-controller runs with --pod-streams. Log in with %s ssh %s, or at the console:\n  %s console %s",
 			vm.Name, program, vm.Name, program, vm.Name)
 	}
 }
@@ -87,7 +88,7 @@ const (
 	exitNotFound      = 127
 )
 
-// WrapError returns what the server said about a stream, and passes the exit code of a command on.
+// WrapError returns the server's error for a stream, or a kit.ExitError with the exit code of a command.
 func (t Target) WrapError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -110,7 +111,7 @@ func (t Target) WrapError(ctx context.Context, err error) error {
 	return cause
 }
 
-// addAdvice adds to an error of a server that accepts no streams what to do, if the VM's status says it.
+// addAdvice adds the next step to the error of a server that does not accept streams, if the VM's status shows it.
 func (t Target) addAdvice(ctx context.Context, cause error) error {
 	vm, err := GetVM(ctx, t.options, t.Namespace, t.Name)
 	if err != nil {
@@ -130,18 +131,18 @@ func (t Target) OpenStream(ctx context.Context, s streamsapi.Stream, query url.V
 	return t.Client.Get(ctx, t.Namespace, t.Name, s, query)
 }
 
-// CopyStream copies a stream that is only read by a WebSocket, which keeps standard output and standard error apart. It
-// fails with streams.ErrNoWebSocket where the server sends the stream as a plain response.
+// CopyStream copies a read-only stream over a WebSocket, which separates standard output from standard error. It returns
+// streams.ErrNoWebSocket if the server only sends the stream as a plain response.
 func (t Target) CopyStream(ctx context.Context, s streamsapi.Stream, query url.Values, o remotecommand.StreamOptions) error {
-	return t.Client.Copy(ctx, t.Client.URL(t.Namespace, t.Name, s, query), o)
+	return t.Client.TryWebSocket(ctx, t.Client.URL(t.Namespace, t.Name, s, query), o)
 }
 
-// RunCommand runs a command in the VM. query has the command and which streams it has.
+// RunCommand runs a command in the VM. query has the parameters of the stream exec: the command and its streams.
 func (t Target) RunCommand(ctx context.Context, query url.Values, o remotecommand.StreamOptions) error {
 	return t.Client.Connect(ctx, t.Client.URL(t.Namespace, t.Name, streamsapi.Exec, query), o)
 }
 
-// CheckPower fails if the spec of a VM says that it accepts no connections now.
+// CheckPower returns an error if the VM is stopped or paused because its spec says so.
 func CheckPower(program string, vm *api.VirtualMachine) error {
 	switch {
 	case vm.Spec.Action == api.ActionStopped && vm.Status.Phase == api.PhaseStopped:

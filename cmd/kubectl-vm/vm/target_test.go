@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestWhoServesPods checks that the streams of a pod are Drover's if Drover says so, and else the API server's,
-// and that what only Drover could serve is refused with the reason for which it does not.
+// TestWhoServesPods checks that Drover serves the streams of a pod if Drover says so, and otherwise the API server.
+// A stream that only Drover could serve is refused with the reason why Drover does not serve it.
 func TestWhoServesPods(t *testing.T) {
 	t.Parallel()
 	vm := kittest.NewPodVM()
@@ -78,7 +78,7 @@ func TestRefusedStreamsOfPods(t *testing.T) {
 		streamsapi.Interfaces: {"10.244.1.5", "  kubectl vm console web"},
 		streamsapi.Exec:       {"kubectl vm ssh web", "  kubectl vm console web"},
 	} {
-		_, err := connectToPod("kubectl vm", nil, kittest.NewPodVM(), stream)
+		_, err := newPodClient("kubectl vm", nil, kittest.NewPodVM(), stream)
 		for _, want := range all {
 			assert.ErrorSays(t, string(stream), err, want)
 		}

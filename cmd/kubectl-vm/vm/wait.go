@@ -26,14 +26,14 @@ const DefaultWait = 10 * time.Minute
 
 // Errors of a wait for one VM.
 var (
-	ErrDeleted = errors.New("it was deleted meanwhile")
+	ErrDeleted = errors.New("the VM was deleted during the wait")
 	ErrStalled = errors.New("only a new spec can help")
 )
 
-// Goal reports whether a VM is as awaited. An error means that it will not become so.
+// Goal reports whether a VM has reached an awaited state. An error means that it cannot reach the state.
 type Goal func(vm *api.VirtualMachine) (bool, error)
 
-// WhenReady awaits that a VM is as the spec of a generation, or a later one, says.
+// WhenReady returns the goal that a VM is as its spec of a generation says, or as a later spec says.
 func WhenReady(generation int64) Goal {
 	return func(vm *api.VirtualMachine) (bool, error) {
 		switch {
@@ -48,13 +48,13 @@ func WhenReady(generation int64) Goal {
 	}
 }
 
-// WhenPowered awaits that a VM has the power state of a generation of its spec. Unlike
-// WhenReady it does not await fields that wait for a restart, or are refused.
+// WhenPowered returns the goal that a VM has the power state of a generation of its spec. Unlike
+// WhenReady, it ignores fields that wait for a restart or are refused.
 func WhenPowered(generation int64) Goal {
 	return func(vm *api.VirtualMachine) (bool, error) {
 		status := &vm.Status
 		unready := status.Reason == api.ReasonChangePending || status.RefusedField != nil
-		settled := status.ObservedGeneration >= generation && (status.Operation == nil || IsOnlyCounting(vm)) && isRestartHandled(vm)
+		settled := status.ObservedGeneration >= generation && (status.Operation == nil || OnlyCountsRestarts(vm)) && isRestartHandled(vm)
 		if settled && unready && vm.DeletionTimestamp == nil && status.Phase == phaseOf(vm.Spec.Action) {
 			return true, nil
 		}
@@ -62,7 +62,7 @@ func WhenPowered(generation int64) Goal {
 	}
 }
 
-// phaseOf returns the phase of a VM that has its power state.
+// phaseOf returns the phase of a VM that has the power state of an action.
 func phaseOf(action api.Action) api.Phase {
 	switch action {
 	case api.ActionStopped:
@@ -74,40 +74,41 @@ func phaseOf(action api.Action) api.Phase {
 	}
 }
 
-// isRestartHandled reports whether no requested restart is to come. A status has whole seconds,
-// and a spec what its user wrote.
+// isRestartHandled reports whether the last requested restart was done. The user may have written
+// fractions of a second in the spec; the status has whole seconds.
 func isRestartHandled(vm *api.VirtualMachine) bool {
 	want, have := vm.Spec.RestartedAt, vm.Status.RestartedAt
 	return want.IsZero() || (have != nil && want.Truncate(time.Second).Equal(have.Time))
 }
 
-// AwaitedVM is a VM that is waited for.
+// AwaitedVM is a VM for which a Waiter waits.
 type AwaitedVM struct {
-	VM *api.VirtualMachine // as last seen
-	// Reached ends the wait, unless Gone is set.
+	VM *api.VirtualMachine // the VM as last seen
+	// Reached is the goal that ends the wait, unless UntilDeleted is set.
 	Reached Goal
-	// Gone is set if the VM is waited for to be deleted.
-	Gone bool
-	// Unchanged is set if the user was told already that the VM needed no change.
+	// UntilDeleted is set if the wait ends when the VM is deleted.
+	UntilDeleted bool
+	// Unchanged is set if the user was already told that the VM did not need a change.
 	Unchanged bool
 }
 
-// Waiter waits for VMs, and shows on a line of progress what goes on.
+// Waiter waits for VMs, and shows the progress on a line.
 type Waiter struct {
-	mu   sync.Mutex // guards Open, which the line of progress reads
+	mu sync.Mutex // guards Open, which the progress line reads
+	// Open has the VMs whose wait has not ended.
 	Open map[types.UID]*AwaitedVM
 	// Ended is called for each VM whose wait has ended.
-	Ended func(one *AwaitedVM, err error)
-	// Seen, if any, is called for each version of a VM.
+	Ended func(awaited *AwaitedVM, err error)
+	// Seen, unless nil, is called for each version of a VM.
 	Seen func(vm *api.VirtualMachine)
-	// Describe, if any, returns the line of progress.
+	// Describe, unless nil, returns the text of the progress line.
 	Describe func() string
 
 	line *kit.ProgressLine
 }
 
-// AwaitVM waits for one VM, and returns its last version and the error that ended the wait. The
-// user's Ctrl-C is such an error, too.
+// AwaitVM waits for one VM, and returns its last version and the error that ended the wait. After
+// Ctrl-C the error is context.Canceled.
 func AwaitVM(ctx context.Context, o *kit.Options, timeout time.Duration, w *Waiter, vm *AwaitedVM) (last *api.VirtualMachine, err error) {
 	w.Open = map[types.UID]*AwaitedVM{vm.VM.UID: vm}
 	w.Ended = func(_ *AwaitedVM, failed error) { err = failed }
@@ -115,8 +116,8 @@ func AwaitVM(ctx context.Context, o *kit.Options, timeout time.Duration, w *Wait
 	return vm.VM, cmp.Or(stopped, err)
 }
 
-// AwaitVMs waits until the wait for every VM has ended. What ends it before, such as the timeout, of
-// which 0 means none, is an error of those that are left, unless it is the user's Ctrl-C, which is returned.
+// AwaitVMs waits until the wait for every VM has ended. A timeout, unless 0, or a failure ends the waits that
+// are left, with an error for Waiter.Ended. Ctrl-C ends AwaitVMs itself, with context.Canceled.
 func AwaitVMs(ctx context.Context, o *kit.Options, timeout time.Duration, w *Waiter) error {
 	if len(w.Open) == 0 {
 		return nil
@@ -134,22 +135,22 @@ func AwaitVMs(ctx context.Context, o *kit.Options, timeout time.Duration, w *Wai
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	for _, one := range w.listOpen() {
-		w.endWait(one, err)
+	for _, awaited := range w.listOpen() {
+		w.endWait(awaited, err)
 	}
 	return nil
 }
 
-// findScope returns what has to be watched.
+// findScope returns the namespace, or all namespaces, and the options of a watch of the open VMs.
 func (w *Waiter) findScope() (namespace string, opts metav1.ListOptions) {
 	first := true
-	for _, one := range w.Open {
+	for _, awaited := range w.Open {
 		if first {
-			namespace, opts, first = one.VM.Namespace, selectName(one.VM.Name), false
+			namespace, opts, first = awaited.VM.Namespace, selectName(awaited.VM.Name), false
 			continue
 		}
 		opts = metav1.ListOptions{}
-		if one.VM.Namespace != namespace {
+		if awaited.VM.Namespace != namespace {
 			return metav1.NamespaceAll, opts
 		}
 	}
@@ -160,8 +161,8 @@ func (w *Waiter) listOpen() []*AwaitedVM {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := make([]*AwaitedVM, 0, len(w.Open))
-	for _, one := range w.Open {
-		all = append(all, one)
+	for _, awaited := range w.Open {
+		all = append(all, awaited)
 	}
 	return all
 }
@@ -172,9 +173,9 @@ func (w *Waiter) observeList(vms []api.VirtualMachine) bool {
 		present[vms[i].UID] = true
 		w.observeVM(&vms[i])
 	}
-	for _, one := range w.listOpen() {
-		if !present[one.VM.UID] {
-			w.observeDeletion(one)
+	for _, awaited := range w.listOpen() {
+		if !present[awaited.VM.UID] {
+			w.observeDeletion(awaited)
 		}
 	}
 	return len(w.listOpen()) == 0
@@ -183,8 +184,8 @@ func (w *Waiter) observeList(vms []api.VirtualMachine) bool {
 func (w *Waiter) observeEvent(kind watch.EventType, vm *api.VirtualMachine) bool {
 	if kind != watch.Deleted {
 		w.observeVM(vm)
-	} else if one := w.findAwaited(vm.UID); one != nil {
-		w.observeDeletion(one)
+	} else if awaited := w.findAwaited(vm.UID); awaited != nil {
+		w.observeDeletion(awaited)
 	}
 	return len(w.listOpen()) == 0
 }
@@ -196,59 +197,59 @@ func (w *Waiter) findAwaited(uid types.UID) *AwaitedVM {
 }
 
 func (w *Waiter) observeVM(vm *api.VirtualMachine) {
-	one := w.findAwaited(vm.UID)
-	if one == nil {
+	awaited := w.findAwaited(vm.UID)
+	if awaited == nil {
 		return
 	}
 	w.mu.Lock()
-	one.VM = vm
+	awaited.VM = vm
 	w.mu.Unlock()
 	if w.Seen != nil {
 		w.Seen(vm)
 	}
-	if one.Gone {
+	if awaited.UntilDeleted {
 		return
 	}
-	if done, err := one.Reached(vm); done || err != nil {
-		w.endWait(one, err)
+	if done, err := awaited.Reached(vm); done || err != nil {
+		w.endWait(awaited, err)
 	}
 }
 
-func (w *Waiter) observeDeletion(vm *AwaitedVM) {
-	if vm.Gone {
-		w.endWait(vm, nil)
+func (w *Waiter) observeDeletion(awaited *AwaitedVM) {
+	if awaited.UntilDeleted {
+		w.endWait(awaited, nil)
 		return
 	}
-	w.endWait(vm, ErrDeleted)
+	w.endWait(awaited, ErrDeleted)
 }
 
-func (w *Waiter) endWait(vm *AwaitedVM, err error) {
+func (w *Waiter) endWait(awaited *AwaitedVM, err error) {
 	w.mu.Lock()
-	delete(w.Open, vm.VM.UID)
+	delete(w.Open, awaited.VM.UID)
 	w.mu.Unlock()
-	w.Ended(vm, err)
+	w.Ended(awaited, err)
 }
 
-// PrintAbove prints a line above the line of progress, while the wait lasts.
+// PrintAbove prints a line above the progress line. It may be called only during AwaitVMs.
 func (w *Waiter) PrintAbove(out io.Writer, format string, args ...any) {
 	w.line.PrintAbove(out, format, args...)
 }
 
-// describeOpen returns what is waited for, in one line.
+// describeOpen describes one of the open VMs, and how many there are, in one line.
 func (w *Waiter) describeOpen() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, one := range w.Open {
-		text := fmt.Sprintf("waiting for %s: %s", one.VM.Name, ActivityText(one.VM))
-		if more := len(w.Open) - 1; more > 0 {
-			text = fmt.Sprintf("waiting for %d VMs, %s: %s", more+1, one.VM.Name, ActivityText(one.VM))
+	for _, awaited := range w.Open {
+		text := fmt.Sprintf("waiting for %s: %s", awaited.VM.Name, ActivityText(awaited.VM))
+		if n := len(w.Open); n > 1 {
+			text = fmt.Sprintf("waiting for %d VMs, %s: %s", n, awaited.VM.Name, ActivityText(awaited.VM))
 		}
 		return text
 	}
 	return ""
 }
 
-// ActivityText returns what goes on with a VM, in a few words.
+// ActivityText describes the state of a VM in a few words.
 func ActivityText(vm *api.VirtualMachine) string {
 	text := StateCell(vm).Text
 	if r := vm.Status.Reason; r != "" && r != text {

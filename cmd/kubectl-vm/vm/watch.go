@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
+	"io"
+	"net"
 	"time"
 
+	"golang.org/x/net/http2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -23,24 +26,24 @@ import (
 )
 
 const (
-	// watchTime is how long one watch lasts before the list is read again, in seconds.
-	watchTime = 240
-	// firstRetry and lastRetry bound the wait before an API server that does not answer is
-	// asked again.
+	// watchSeconds is how long one watch lasts before the list is read again.
+	watchSeconds = 240
+	// firstRetry and lastRetry are the shortest and the longest wait before another request
+	// after one has failed.
 	firstRetry = 500 * time.Millisecond
 	lastRetry  = 8 * time.Second
 )
 
-// observer is told about VMs. Both functions report whether they need no further news.
+// observer has functions that are called with VMs. Both return true to end the calls.
 type observer struct {
-	// onList gets the complete list, at the beginning and whenever a watch has ended.
-	onList func([]api.VirtualMachine) bool
-	// onEvent gets a VM that was added, changed or deleted.
-	onEvent func(kind watch.EventType, vm *api.VirtualMachine) bool
+	// onList is called with the complete list, at the beginning and whenever a watch has ended.
+	onList func([]api.VirtualMachine) (done bool)
+	// onEvent is called with a VM that was added, changed or deleted.
+	onEvent func(kind watch.EventType, vm *api.VirtualMachine) (done bool)
 }
 
-// follower lists and watches VMs until its observer needs no further news. It goes on when an API
-// server has restarted.
+// follower lists and watches VMs until its observer is done. It continues after a restart of the API
+// server.
 type follower struct {
 	clock clock.Clock
 	opts  metav1.ListOptions
@@ -48,10 +51,10 @@ type follower struct {
 	list, watch client.VirtualMachineInterface
 }
 
-// followVMs tells an observer about the VMs of a namespace, or of all with "", until it needs no
-// further news or ctx ends. The cluster has answered before, so no failure of it is final.
-func followVMs(ctx context.Context, o *kit.Options, namespace string, opts metav1.ListOptions, to observer) (err error) {
-	f := &follower{clock: o.Clock, opts: opts, observer: to}
+// followVMs calls an observer with the VMs of a namespace, or of all namespaces if it is "", until the
+// observer is done or ctx ends. The cluster has answered before, so followVMs retries after failures.
+func followVMs(ctx context.Context, o *kit.Options, namespace string, opts metav1.ListOptions, observer observer) (err error) {
+	f := &follower{clock: o.Clock, opts: opts, observer: observer}
 	if f.list, err = o.VMs(namespace); err != nil {
 		return err
 	}
@@ -64,9 +67,9 @@ func followVMs(ctx context.Context, o *kit.Options, namespace string, opts metav
 func (f *follower) watchUntilDone(ctx context.Context) error {
 	pause := time.Duration(0)
 	for {
-		enough, err := f.listAndWatch(ctx)
+		done, err := f.listAndWatch(ctx)
 		switch {
-		case enough:
+		case done:
 			return nil
 		case ctx.Err() != nil:
 			return causeOf(ctx)
@@ -84,19 +87,21 @@ func (f *follower) watchUntilDone(ctx context.Context) error {
 	}
 }
 
-// isTransient reports whether a request may succeed later: the API server did not answer, or
-// said so.
+// isTransient reports whether a request may succeed later: the API server did not answer, its answer was cut
+// off, or its answer says so.
 func isTransient(err error) bool {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		code := status.Status().Code
 		return code == 429 || code >= 500 || code == 410
 	}
-	failed := (*url.Error)(nil)
-	return errors.As(err, &failed)
+	_, isNetwork := errors.AsType[net.Error](err) // such as every url.Error
+	_, isStream := errors.AsType[http2.StreamError](err)
+	_, isGoAway := errors.AsType[http2.GoAwayError](err) //nolint:staticcheck // deprecated without a replacement, and still returned
+	return isNetwork || isStream || isGoAway || errors.Is(err, io.ErrUnexpectedEOF) || utilnet.IsHTTP2ConnectionLost(err)
 }
 
-// listAndWatch lists once, and watches until the watch ends.
-func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
+// listAndWatch lists once, and watches until the watch ends or the observer is done.
+func (f *follower) listAndWatch(ctx context.Context) (done bool, err error) {
 	list, err := f.list.List(ctx, f.opts)
 	if err != nil {
 		return false, err
@@ -105,7 +110,7 @@ func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
 		return true, nil
 	}
 	opts := f.opts
-	opts.ResourceVersion, opts.TimeoutSeconds, opts.AllowWatchBookmarks = list.ResourceVersion, ptr.To[int64](watchTime), true
+	opts.ResourceVersion, opts.TimeoutSeconds, opts.AllowWatchBookmarks = list.ResourceVersion, ptr.To[int64](watchSeconds), true
 	w, err := f.watch.Watch(ctx, opts)
 	if err != nil {
 		return false, err
@@ -123,12 +128,12 @@ func (f *follower) listAndWatch(ctx context.Context) (enough bool, err error) {
 	return false, nil
 }
 
-// selectName selects the VM of a name.
+// selectName returns the options that select the VM with a name.
 func selectName(name string) metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
 }
 
-// ErrTimeout means that --timeout is over.
+// ErrTimeout means that a wait took longer than --timeout.
 var ErrTimeout = errors.New("timed out")
 
 // causeOf returns why a context has ended: context.Canceled after Ctrl-C, or ErrTimeout.
@@ -139,10 +144,10 @@ func causeOf(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// withTimeout limits a wait to --timeout, of which 0 means no limit.
-func withTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
-	if within <= 0 {
+// withTimeout limits a wait to timeout, where 0 means no limit.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout <= 0 {
 		return context.WithCancel(ctx)
 	}
-	return context.WithTimeoutCause(ctx, within, fmt.Errorf("%w after %s", ErrTimeout, within))
+	return context.WithTimeoutCause(ctx, timeout, fmt.Errorf("%w after %s", ErrTimeout, timeout))
 }

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package facttimes keeps since when this process has observed the facts that a VirtualMachine waits for.
+// Package facttimes keeps when this process first observed the facts from which the waits of a VirtualMachine count.
 //
-// Start with FactTimes. PerVM keeps other values by VirtualMachine.
+// Start with FactTimes. PerVM is also used for other values of VirtualMachines.
 package facttimes
 
 import (
@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// PerVM has a value for each of some VirtualMachines. One pass at a time is about each of them.
+// PerVM has values of VirtualMachines. It relies on there being at most one pass at a time for a VirtualMachine.
 type PerVM[T any] struct{ values sync.Map }
 
 // Get returns the value of a VirtualMachine, or the zero value.
@@ -40,14 +40,14 @@ func (p *PerVM[T]) Set(key types.NamespacedName, value T) { p.values.Store(key, 
 // Forget drops the value of a VirtualMachine.
 func (p *PerVM[T]) Forget(key types.NamespacedName) { p.values.Delete(key) }
 
-// FactTimes records when each fact that a VirtualMachine waits for was first observed, and nothing
-// for one that does not wait. A fact is a text that changes with it.
+// FactTimes records when each fact from which a wait counts was first observed, and nothing for a
+// VirtualMachine that does not wait. The key of a fact is a text that changes when the fact does.
 type FactTimes struct {
 	PerVM[map[string]time.Time]
 }
 
-// Update returns since when the facts hold. It records new facts as of now, and
-// drops those that no longer hold.
+// Update returns since when the facts hold. It records new facts as of now, and drops facts
+// that no longer hold.
 func (s *FactTimes) Update(vm *api.VirtualMachine, observed inventory.Observation, now time.Time) (since policy.Instants) {
 	before, next := s.Get(KeyOf(vm)), map[string]time.Time{}
 	record := func(instant *time.Time, at time.Time, parts ...string) {
@@ -74,9 +74,9 @@ func (s *FactTimes) Update(vm *api.VirtualMachine, observed inventory.Observatio
 		run := cmp.Or(observed.Server.Run, op.Run)
 		switch {
 		case !IsCounting(op) || observed.Answer == inventory.Unknown:
-		case isOver(observed):
+		case hasRunEnded(observed):
 			record(&since.Exit, now, "exit", run)
-			record(&since.Run, time.Time{}, "run", run) // only if it was observed before
+			record(&since.Run, time.Time{}, "run", run) // keeps the time of a run that was observed
 		case observed.IsRunning() || observed.Server.State == driver.StatePaused:
 			record(&since.Run, now, "run", run)
 		}
@@ -88,8 +88,8 @@ func (s *FactTimes) Update(vm *api.VirtualMachine, observed inventory.Observatio
 	return since
 }
 
-// isOver reports whether the last run has ended.
-func isOver(observed inventory.Observation) bool {
+// hasRunEnded reports whether the last run has ended.
+func hasRunEnded(observed inventory.Observation) bool {
 	if observed.Answer == inventory.Gone {
 		return true
 	}
@@ -103,7 +103,7 @@ func isOver(observed inventory.Observation) bool {
 	return false
 }
 
-// IsCounting reports whether an operation counts starts that have yet to lead to a stable run.
+// IsCounting reports whether an operation counts starts in a row that have not led to a stable run yet.
 func IsCounting(op *api.Operation) bool {
 	return op != nil && policy.Operation{Type: op.Type, Attempts: op.Attempts}.IsCounting()
 }

@@ -27,29 +27,28 @@ import (
 type Prober struct {
 	ctx     context.Context // ends all probes
 	clock   clock.WithTicker
-	driver  driver.Prober // nil if servers are probed at their own addresses
+	driver  driver.Prober // nil if the Prober itself connects to the addresses of servers
 	requeue func(types.NamespacedName)
 
 	mu     sync.Mutex
 	probes map[types.NamespacedName]*probe
 }
 
-// New returns a Prober whose probes end with ctx. If driver is nil, servers are
-// probed at their own addresses. requeue is called at the first result of a probe
-// and at each change.
+// New returns a Prober whose probes end with ctx. If driver is nil, the Prober itself
+// connects to the addresses of servers. requeue is called at the first result of a
+// probe and at each change of the result.
 func New(ctx context.Context, clock clock.WithTicker, driver driver.Prober, requeue func(types.NamespacedName)) *Prober {
 	return &Prober{ctx: ctx, clock: clock, driver: driver, requeue: requeue, probes: map[types.NamespacedName]*probe{}}
 }
 
-// probe is one running probe. It is replaced when the target changes.
+// probe is a running probe. A new probe replaces it when the target changes.
 type probe struct {
 	target probeTarget
 	stop   context.CancelFunc
 	state  policy.ProbeResult
 }
 
-// probeTarget is a port of a server's run. The address is empty if the driver
-// probes.
+// probeTarget is a port of a server in one run. The address is empty if the driver connects to the port.
 type probeTarget struct {
 	uid             types.UID
 	run, address    string
@@ -64,7 +63,7 @@ func (t probeTarget) String() string {
 	return fmt.Sprintf("port %d", t.port)
 }
 
-// Check returns the probe's result, and starts or stops the probe as needed.
+// Check returns the last result of a VirtualMachine's probe, and starts or stops the probe as needed.
 func (b *Prober) Check(vm *api.VirtualMachine, observed inventory.Observation) policy.ProbeResult {
 	if b == nil {
 		return policy.ProbeResult{}
@@ -103,8 +102,8 @@ func (b *Prober) targetOf(spec *api.Probe, observed inventory.Observation) probe
 	return target
 }
 
-// startProbe replaces the probe of a VM; it outlives the pass that starts it. The
-// caller holds the lock.
+// startProbe starts a probe in place of the VM's present probe. The new probe outlives the
+// pass that starts it. The caller holds the lock.
 func (b *Prober) startProbe(key types.NamespacedName, target probeTarget) *probe {
 	if old := b.probes[key]; old != nil {
 		old.stop()
@@ -129,8 +128,8 @@ func (b *Prober) Forget(key types.NamespacedName) {
 	}
 }
 
-// runProbe probes until ctx ends. It requeues the VirtualMachine at the first result
-// and at each change.
+// runProbe probes until ctx ends. It requeues the VirtualMachine at the first result and
+// at each change of the result.
 func (b *Prober) runProbe(ctx context.Context, key types.NamespacedName, p *probe) {
 	period := b.clock.NewTicker(p.target.period)
 	defer period.Stop()

@@ -10,30 +10,30 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// lines has the requests that are due, in a line for each namespace, and shares the workers between
+// lines has the requests that are due, in one line for each namespace, and shares the workers between
 // the lines. It is the storage of a workqueue, which calls Push, Touch, Pop and Len under another
-// lock: pickRequest chooses the request that the next Pop returns.
+// lock. pickRequest chooses the request that the next Pop returns.
 type lines struct {
 	mu      sync.Mutex
 	changed *sync.Cond // a request is due, a worker is free, or the lines are closed
 	workers int
 	busy    int    // workers that have a request
-	order   uint64 // number of the last request that was added or handed out
-	turns   int    // requests handed out
+	order   uint64 // the number of times that a request was added or picked
+	turns   int    // the number of picked requests
 	closed  bool
-	lines   map[string]*line // by namespace
+	lines   map[string]*line // keyed by namespace
 	due     map[reconcile.Request]*entry
-	// priorities has the priority of each request that was added and not handed out yet, handedOut of each
-	// request that a worker has.
+	// priorities has the priorities of requests that were added and not picked yet, and handedOut the
+	// priorities of requests that workers have.
 	priorities, handedOut map[reconcile.Request]int
-	picked                []*entry
+	picked                []*entry // picked, and not returned by Pop yet
 }
 
-// line has the requests of a namespace that are due.
+// line has the due requests of a namespace.
 type line struct {
 	requests *btree.BTree[*entry]
 	busy     int    // workers that have a request of the line
-	served   uint64 // when a request was last handed out
+	served   uint64 // the value of lines.order when a request was last picked
 }
 
 type entry struct {
@@ -51,7 +51,7 @@ func newLines(workers int) *lines {
 	return l
 }
 
-// isBefore orders the requests of a line.
+// isBefore orders the requests of a line: by priority, then by the time of their addition.
 func isBefore(a, b *entry) bool {
 	if a.priority != b.priority {
 		return a.priority > b.priority
@@ -59,26 +59,26 @@ func isBefore(a, b *entry) bool {
 	return a.order < b.order
 }
 
-// maxShare is how many times the workers that stay idle a namespace may have.
+// maxShare limits the workers of a namespace that has more than one, as a multiple of the idle workers.
 const maxShare = 3
 
-// mayHaveWorker reports whether a line may have one of the idle workers: its first one, or another one as
-// long as a quarter of those that other namespaces leave stays idle.
-func mayHaveWorker(busy, idle int) bool { return busy == 0 || busy+1 <= maxShare*(idle-1) }
+// MayHaveWorker reports whether a line with busy workers may get one of the idle workers. A line may always have one
+// worker. It may have more as long as a quarter of the workers that other namespaces do not use stays idle.
+func MayHaveWorker(busy, idle int) bool { return busy == 0 || busy+1 <= maxShare*(idle-1) }
 
-// turnPeriod is how often a line gets its turn whatever the priority of its requests, so that those of no
-// priority are delayed by others without end.
+// turnPeriod says that one of turnPeriod picks ignores the priorities, so that requests of a high priority cannot
+// delay the other requests forever.
 const turnPeriod = 4
 
-// nextLine returns the line whose first request is handed out next, nil if there is none: the one with the highest
-// priority, and of several the one that was served longest ago.
+// nextLine returns the line from which the next request is picked, or nil if there is none: the line whose first
+// request has the highest priority. Between equal lines, it returns the line that was served longest ago.
 func (l *lines) nextLine() (next *line) {
 	var first *entry
 	isTurn := (l.turns+1)%turnPeriod == 0
 	for _, candidate := range l.lines {
 		e, ok := candidate.requests.Min()
 		switch {
-		case !ok || !mayHaveWorker(candidate.busy, l.workers-l.busy):
+		case !ok || !MayHaveWorker(candidate.busy, l.workers-l.busy):
 		case next == nil, !isTurn && e.priority > first.priority, (isTurn || e.priority == first.priority) && candidate.served < next.served:
 			next, first = candidate, e
 		}
@@ -86,7 +86,8 @@ func (l *lines) nextLine() (next *line) {
 	return next
 }
 
-// pickRequest waits until a request may be handed out, which the next Pop returns. closed is set once the queue is closed.
+// pickRequest waits until a worker may have a request, and picks the request for the next Pop. It returns true once the
+// queue is closed.
 func (l *lines) pickRequest() (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +109,7 @@ func (l *lines) pickRequest() (closed bool) {
 	return false
 }
 
-// finishRequest notes that the worker of a request is free.
+// finishRequest records that the worker of a request is idle again.
 func (l *lines) finishRequest(request reconcile.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,17 +123,17 @@ func (l *lines) finishRequest(request reconcile.Request) {
 	l.changed.Broadcast()
 }
 
-// setPriority sets the priority of a request that is about to be added, unless it has a higher one.
+// setPriority raises the priority of a request that is about to be added.
 func (l *lines) setPriority(request reconcile.Request, priority int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if has, ok := l.priorities[request]; !ok || priority > has {
+	if have, ok := l.priorities[request]; !ok || priority > have {
 		l.priorities[request] = priority
 	}
 }
 
-// wantedPriority returns the priority with which a request was added. One that was handed out since it was added for
-// later has none, and is no longer urgent.
+// wantedPriority returns the priority with which a request was added. A request that was added for later, and has been
+// picked since, lacks one: it is no longer urgent.
 func (l *lines) wantedPriority(request reconcile.Request) int {
 	if priority, ok := l.priorities[request]; ok {
 		return priority
@@ -145,18 +146,18 @@ func (l *lines) Push(request reconcile.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.order++
-	of := l.lines[request.Namespace]
-	if of == nil {
-		of = &line{requests: btree.New(8, isBefore), served: l.order}
-		l.lines[request.Namespace] = of
+	namespace := l.lines[request.Namespace]
+	if namespace == nil {
+		namespace = &line{requests: btree.New(8, isBefore), served: l.order}
+		l.lines[request.Namespace] = namespace
 	}
 	e := &entry{request, l.wantedPriority(request), l.order}
 	l.due[request] = e
-	of.requests.ReplaceOrInsert(e)
+	namespace.requests.ReplaceOrInsert(e)
 	l.changed.Signal()
 }
 
-// Touch implements workqueue.Queue: a request that is due may have a higher priority now.
+// Touch implements workqueue.Queue. It is called when a due request is added again, maybe with a higher priority.
 func (l *lines) Touch(request reconcile.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -164,11 +165,11 @@ func (l *lines) Touch(request reconcile.Request) {
 	if e == nil || priority <= e.priority {
 		return
 	}
-	of := l.lines[request.Namespace]
-	of.requests.Delete(e)
+	namespace := l.lines[request.Namespace]
+	namespace.requests.Delete(e)
 	l.order++
 	e.priority, e.order = priority, l.order
-	of.requests.ReplaceOrInsert(e)
+	namespace.requests.ReplaceOrInsert(e)
 }
 
 // Pop implements workqueue.Queue.
@@ -181,7 +182,7 @@ func (l *lines) Pop() reconcile.Request {
 	return first.request
 }
 
-// Len implements workqueue.Queue: how often Pop may be called.
+// Len implements workqueue.Queue. It returns how often Pop may be called.
 func (l *lines) Len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -201,7 +202,7 @@ func (l *lines) countDue() int {
 	return len(l.due)
 }
 
-// close has pick return at once.
+// close makes pickRequest return at once.
 func (l *lines) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -25,8 +25,8 @@ const (
 	PriorityRoutine = handler.LowPriority
 )
 
-// PriorityOf returns the priority of a VirtualMachine. It depends on the work that the object
-// shows to be unfinished.
+// PriorityOf returns the priority of a VirtualMachine, which depends on the unfinished work that the
+// object shows.
 func PriorityOf(vm *api.VirtualMachine) int {
 	switch {
 	case vm.DeletionTimestamp != nil:
@@ -39,8 +39,8 @@ func PriorityOf(vm *api.VirtualMachine) int {
 	return PriorityRoutine
 }
 
-// PriorityIndex is a cache index by priority. VMs that need nothing are not in it, so
-// a new leader finds the unfinished ones among thousands without reading all.
+// PriorityIndex is a cache index by priority. It leaves out VMs that need nothing, so that
+// a new leader finds VMs with unfinished work without reading thousands of VMs.
 const PriorityIndex = "priority"
 
 // IndexPriority returns an object's entry in the PriorityIndex.

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package queue is the work queue of a per-driver controller. queue.go has the
-// queue, lines.go how namespaces share its workers, and priority.go what comes first.
+// Package queue is the work queue of a per-driver controller. queue.go has the queue,
+// lines.go shares the workers between namespaces, and priority.go has the priorities.
 package queue
 
 import (
@@ -21,10 +21,10 @@ const (
 	lastAPIRetry  = 10 * time.Second
 )
 
-// Queue is the interface of controller-runtime's event sources.
+// Queue is the interface of a queue to which the event sources of controller-runtime add requests.
 type Queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 
-// fairQueue is a workqueue with priorities, whose workers are shared between namespaces.
+// fairQueue is a workqueue with priorities that shares its workers between namespaces.
 type fairQueue struct {
 	Queue
 
@@ -33,7 +33,7 @@ type fairQueue struct {
 
 var _ priorityqueue.PriorityQueue[reconcile.Request] = &fairQueue{}
 
-// New returns the constructor of a queue with a number of workers for controller-runtime.
+// New returns a constructor, for controller-runtime, of queues with a number of workers.
 func New(workers int, c clock.WithTicker) func(string, workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 	return func(name string, limiter workqueue.TypedRateLimiter[reconcile.Request]) Queue {
 		l := newLines(workers)
@@ -43,8 +43,8 @@ func New(workers int, c clock.WithTicker) func(string, workqueue.TypedRateLimite
 	}
 }
 
-// NewRateLimiter returns the delays of objects whose write failed: 5 ms, doubling to
-// 10 s. Backoff for engines is in the policy.
+// NewRateLimiter returns the rate limiter for objects whose write to the API failed: it delays them by
+// 5 ms, doubling up to 10 s. Package policy has the backoff for failures of engines.
 func NewRateLimiter() workqueue.TypedRateLimiter[reconcile.Request] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstAPIRetry, lastAPIRetry)
 }
@@ -66,7 +66,7 @@ func (q *fairQueue) GetWithPriority() (r reconcile.Request, priority int, shutdo
 	if q.lines.pickRequest() {
 		return r, 0, true
 	}
-	r, shutdown = q.Queue.Get() // the request that was picked
+	r, shutdown = q.Queue.Get() // returns the picked request
 	return r, q.lines.priorityOf(r), shutdown
 }
 
@@ -85,7 +85,7 @@ func (q *fairQueue) Done(r reconcile.Request) {
 // Len implements workqueue.TypedInterface: it returns how many requests are due.
 func (q *fairQueue) Len() int { return q.lines.countDue() }
 
-// ShutDown implements workqueue.TypedInterface. What is due is left: the next leader finds it again.
+// ShutDown implements workqueue.TypedInterface. It drops requests that are due: the next leader finds the work again.
 func (q *fairQueue) ShutDown() {
 	q.lines.close()
 	q.Queue.ShutDown()

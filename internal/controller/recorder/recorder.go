@@ -1,10 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorder collects the last records of decisions in memory while a controller runs.
+// Package recorder keeps the last records of decisions in memory while a controller runs.
 //
-// Start with Recorder. It waits only for a lock that is held for a moment, since records are encoded
-// when someone reads them.
+// Start with Recorder. Record takes little time, since records are not encoded before someone reads them.
 package recorder
 
 import (
@@ -19,8 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
-// The bounds of the records in memory. A VirtualMachine without a record has each routine pass
-// recorded again, so there has to be room for one of each of 10,000.
+// The bounds of the records in memory. There must be room for one record of each of 10,000 VirtualMachines:
+// a routine pass adds a new record for a VirtualMachine that lacks one, instead of counting a repetition.
 const (
 	maxPerVM   = 32
 	maxRecords = 16384
@@ -34,9 +33,9 @@ type Options struct {
 	// Epoch returns the epoch of this leader, 0 on a standby.
 	Epoch func() uint64
 	Clock clock.Clock
-	// Write, if not nil, gets each *decisions.Record and decisions.Update, while a lock is held.
-	// Only tests set it.
-	Write func(line any)
+	// Write, if not nil, is called with each *decisions.Record and decisions.Update, while a lock is
+	// held. Only tests set it.
+	Write func(record any)
 }
 
 // Recorder has the last decisions of each VirtualMachine. A nil Recorder records nothing.
@@ -55,10 +54,11 @@ type Recorder struct {
 
 type limits struct{ perVM, records, bytes int }
 
-// entry is a record. What became known later is beside it, so that the record never changes.
+// entry is a record with the facts that became known later. They are outside of the record, so that the
+// record never changes.
 type entry struct {
 	record *decisions.Record
-	later  decisions.Later
+	later  decisions.LaterFacts
 	bytes  int
 }
 
@@ -70,8 +70,8 @@ func New(o Options) *Recorder {
 	}
 }
 
-// Record records a decision. One that repeats the last one of the VirtualMachine is counted
-// there.
+// Record records a decision. If the decision repeats the last decision about the VirtualMachine, it only
+// counts the repetition.
 func (r *Recorder) Record(in policy.Input, d policy.Decision) {
 	if r == nil {
 		return
@@ -82,7 +82,7 @@ func (r *Recorder) Record(in policy.Input, d policy.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last := r.lastRecord(key)
-	if last != nil && last.record.IsRepeated(&record) {
+	if last != nil && record.IsRepeatOf(last.record) {
 		last.later.Repeats++
 		last.later.Until = record.At()
 		return
@@ -91,12 +91,12 @@ func (r *Recorder) Record(in policy.Input, d policy.Decision) {
 		r.writeUpdate(last)
 	}
 	r.sequence++
-	kept := record // a repeated one stays on the stack
+	kept := record // only this copy escapes to the heap, not a repetition
 	kept.Sequence = r.sequence
 	r.addRecord(key, &kept)
 }
 
-// Finish records what came of the last decision of a VirtualMachine.
+// Finish records the outcome of the last decision about a VirtualMachine.
 func (r *Recorder) Finish(key types.NamespacedName, outcome decisions.Outcome) {
 	if r == nil {
 		return
@@ -136,14 +136,14 @@ func (r *Recorder) addRecord(key types.NamespacedName, record *decisions.Record)
 	}
 }
 
-// writeUpdate writes what became known later of a record.
+// writeUpdate writes the facts that became known after a record was made.
 func (r *Recorder) writeUpdate(e *entry) {
 	if r.Write != nil {
 		r.Write(decisions.Update{Replica: e.record.Replica, Sequence: e.record.Sequence, Later: e.later})
 	}
 }
 
-// dropRecord drops a record, which is the oldest one of its VirtualMachine.
+// dropRecord drops a record, which must be the oldest record of its VirtualMachine.
 func (r *Recorder) dropRecord(element *list.Element) {
 	e := r.oldest.Remove(element).(*entry)
 	key := e.record.Key()
@@ -154,8 +154,8 @@ func (r *Recorder) dropRecord(element *list.Element) {
 	}
 }
 
-// History returns what there is of a VirtualMachine's decisions, also of former ones of its
-// name.
+// History returns the recorded decisions about a VirtualMachine, and about earlier VirtualMachines of the
+// same name.
 func (r *Recorder) History(key types.NamespacedName) decisions.History {
 	epoch := r.Epoch()
 	h := decisions.History{
@@ -168,7 +168,7 @@ func (r *Recorder) History(key types.NamespacedName) decisions.History {
 	for _, element := range r.byVM[key] {
 		e := element.Value.(*entry)
 		record := *e.record
-		record.Later = e.later
+		record.LaterFacts = e.later
 		h.Decisions = append(h.Decisions, record)
 	}
 	return h

@@ -1,7 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package secrets reads the Secrets that the spec of a VirtualMachine refers to. Start with Resolve.
+// Package secrets reads the Secrets, and the ConfigMaps, that the spec of a VirtualMachine refers to. Start with
+// Resolve, and for spec.files with ReadFiles.
 package secrets
 
 import (
@@ -19,16 +20,22 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// maxEnvBytes limits the names and values of spec.env, with two bytes more for each, as the schema
-// does for values that are in the spec. Linux passes no variable of more than that to a program.
+// maxEnvBytes limits the total size of spec.env: names and values, and two bytes more for each variable.
+// The schema has the same limit for values in the spec. It is also the largest variable that Linux passes
+// to a program.
 const maxEnvBytes = 128 << 10
 
-// Resolve fills in the fields of a driver's spec whose values may be secret: those of the
-// VirtualMachine, and of Secrets. It reads Secrets live, each of them once, because a cache would
-// need the right to list them.
+// Resolve fills in the fields of a driver's spec whose values may be secret, from the VirtualMachine and
+// from Secrets. It reads each Secret once, and live, because a cache would need the right to list Secrets.
 //
-// Errors are driver.ErrRetry with api.ReasonSecretUnavailable, and name the field.
+// Errors wrap driver.ErrRetry, have api.ReasonSecretUnavailable, and name the field. Only a start needs the
+// content of spec.files, so that an error of ReadFiles becomes spec.FilesErr.
 func Resolve(ctx context.Context, live client.Reader, vm *api.VirtualMachine, spec *driver.ServerSpec) (err error) {
+	if files, err := ReadFiles(ctx, live, vm); err == nil {
+		spec.Files = files
+	} else {
+		spec.FilesErr = err
+	}
 	r := reader{live: live, namespace: vm.Namespace, known: map[string]*corev1.Secret{}}
 	if spec.UserData, err = r.readData(ctx, "userData", vm.Spec.UserData); err != nil {
 		return err
@@ -44,7 +51,7 @@ func Resolve(ctx context.Context, live client.Reader, vm *api.VirtualMachine, sp
 type reader struct {
 	live      client.Reader
 	namespace string
-	known     map[string]*corev1.Secret
+	known     map[string]*corev1.Secret // keyed by name
 }
 
 // readData returns the text of a data source.
@@ -64,7 +71,7 @@ func (r reader) readData(ctx context.Context, field string, source *api.DataSour
 	return driver.NewSecret(text), nil
 }
 
-// readEnv returns environment variables with their values.
+// readEnv returns the environment variables with their values.
 func (r reader) readEnv(ctx context.Context, variables []api.EnvVar) ([]driver.EnvVar, error) {
 	env, size := make([]driver.EnvVar, 0, len(variables)), 0
 	for n, v := range variables {
@@ -78,20 +85,20 @@ func (r reader) readEnv(ctx context.Context, variables []api.EnvVar) ([]driver.E
 		env, size = append(env, driver.EnvVar{Name: v.Name, Value: driver.NewSecret(value)}), size+len(v.Name)+len(value)+2
 	}
 	if size > maxEnvBytes {
-		return nil, unavailableError("env", fmt.Errorf("with the values of Secrets it has %d bytes: at most %d are allowed, names and values, with two more for each variable", size, maxEnvBytes))
+		return nil, unavailableError("env", fmt.Errorf("the variables with the values of Secrets have %d bytes: at most %d are allowed for names and values, with two bytes more for each variable", size, maxEnvBytes))
 	}
 	return env, nil
 }
 
-// readValue returns the value of a variable, and whether there is one: not if it is optional and
-// its Secret, or the key in it, is missing.
+// readValue returns the value of a variable. found is false if the variable is optional and its Secret, or
+// the key in the Secret, is missing.
 func (r reader) readValue(ctx context.Context, v api.EnvVar) (value string, found bool, err error) {
 	if v.ValueFrom == nil || v.ValueFrom.SecretKeyRef == nil {
 		return v.Value, true, nil
 	}
 	ref := v.ValueFrom.SecretKeyRef
 	value, err = r.readKey(ctx, ref.SecretKeyRef)
-	switch _, isMissing := err.(missingError); { //nolint:errorlint // readKey returns it as it is
+	switch _, isMissing := err.(missingError); { //nolint:errorlint // readKey does not wrap it
 	case isMissing && ref.Optional:
 		return "", false, nil
 	case err != nil:
@@ -129,7 +136,7 @@ func (r reader) readKey(ctx context.Context, ref api.SecretKeyRef) (string, erro
 	return string(value), nil
 }
 
-// unavailableError names the field that a Secret is missing for, or is of no use.
+// unavailableError returns the error for a field whose Secret is missing or unusable.
 func unavailableError(field string, err error) error {
 	return driver.WithReason(api.ReasonSecretUnavailable, driver.Errorf(driver.ErrRetry, "spec.%s: %w", field, err))
 }

@@ -71,7 +71,7 @@ func TestEnv(t *testing.T) {
 		"optional and bad":       {[]api.EnvVar{optional(from("A", "one", "nul"))}, nil, `spec.env[0]: the key "nul" of Secret "one" cannot be the value of an environment variable: it must be UTF-8 text without NUL characters`},
 		"no text":                {[]api.EnvVar{from("A", "one", "binary")}, nil, "must be UTF-8 text"},
 		"the most":               {[]api.EnvVar{from("A", "one", "most")}, []string{"A=" + strings.Repeat("s", maxEnvBytes-3)}, ""},
-		"too much":               {[]api.EnvVar{from("AB", "one", "most")}, nil, `spec.env: with the values of Secrets it has 131073 bytes: at most 131072 are allowed`},
+		"too much":               {[]api.EnvVar{from("AB", "one", "most")}, nil, `spec.env: the variables with the values of Secrets have 131073 bytes: at most 131072 are allowed`},
 		"too much with a value":  {[]api.EnvVar{long, from("A", "one", "half")}, nil, "at most 131072 are allowed"},
 		"nothing":                {nil, nil, ""},
 		"a source of other kind": {[]api.EnvVar{{Name: "A", ValueFrom: &api.EnvVarSource{}}}, []string{"A="}, ""},

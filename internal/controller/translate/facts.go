@@ -18,10 +18,10 @@ import (
 	"cloudnative.tw/drover/internal/policy"
 )
 
-// MaxText is how many bytes of a text the CRD allows in a status.
+// MaxText is the length in bytes that the CRD allows for a text in a status.
 const MaxText = 4096
 
-// VM returns the facts of an object that decisions may depend on.
+// VM returns the facts of an object on which decisions may depend.
 func VM(vm *api.VirtualMachine) policy.VM {
 	size := resourcesOf(vm)
 	return policy.VM{
@@ -79,12 +79,12 @@ func Server(s *driver.Server) policy.Server {
 		ID: s.ID, Run: s.Run, State: policy.State(s.State), Progress: Truncate(s.Progress), Note: Truncate(s.Note), Error: ErrorText(s.Err), ErrorReason: driver.ReasonOf(s.Err),
 		StartedAt: s.StartedAt, Applied: policy.Size{CPUMilli: s.Applied.CPUMilli, MemoryBytes: s.Applied.MemoryBytes},
 		NeedsEnsure: s.NeedsEnsure, HostLost: s.HostLost, Disruption: Truncate(s.Disruption),
-		IsUnschedulable: s.IsUnschedulable, IsLeaving: s.IsLeaving,
+		IsUnschedulable: s.IsUnschedulable, IsLeaving: s.IsLeaving, IsBooting: s.IsBooting,
 	}
 	if e := s.Exit; e != nil {
 		facts.Exit = policy.Exit{
 			HasEnded: true, Code: e.Code, Reason: e.Reason, At: e.At,
-			ByHost: e.ByHost(), NeverRan: e.NeverRan(), NotStarted: e.Reason == driver.ExitNotStarted, Evicted: e.Evicted,
+			ByHost: e.ByHost(), NeverRan: e.NeverRan(), StartFailed: e.Reason == driver.ExitNotStarted, Evicted: e.Evicted,
 		}
 	}
 	return facts
@@ -95,7 +95,7 @@ func IsAsReported(vm *api.VirtualMachine, observed inventory.Observation) bool {
 	return policy.IsAsReported(serverStatusFacts(vm.Status.Server), Observed(&observed))
 }
 
-// ErrorText returns the text of an error, "" if there is none.
+// ErrorText returns the text of an error, or "" for nil.
 func ErrorText(err error) string {
 	if err == nil {
 		return ""
@@ -105,11 +105,11 @@ func ErrorText(err error) string {
 
 func timeOf(t *metav1.Time) time.Time { return ptr.Deref(t, metav1.Time{}).Time }
 
-// MicroTime returns the time, zero for none.
+// MicroTime returns the time, or the zero time for nil.
 func MicroTime(t *metav1.MicroTime) time.Time { return ptr.Deref(t, metav1.MicroTime{}).Time }
 
-// Truncate returns a text as valid UTF-8, cut to the length that the CRD allows. A longer one does
-// not stay in memory.
+// Truncate returns a text as valid UTF-8, cut to the length that the CRD allows. The result does not share
+// memory with a longer text.
 func Truncate(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= MaxText {

@@ -6,6 +6,7 @@ package translate
 import (
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// ServerSpec translates a VirtualMachine, without what secrets.Resolve fills in, for the driver.
+// ServerSpec translates a VirtualMachine for the driver. It leaves out the values that secrets.Resolve fills in.
 func ServerSpec(vm *api.VirtualMachine) driver.ServerSpec {
 	r := resourcesOf(vm)
 	spec := driver.ServerSpec{
@@ -24,7 +25,7 @@ func ServerSpec(vm *api.VirtualMachine) driver.ServerSpec {
 		SSHKeys:       vm.Spec.SSHAuthorizedKeys,
 		RestartPolicy: driver.RestartPolicy(vm.Spec.RestartPolicy),
 		GracePeriod:   gracePeriodOf(vm),
-		Command:       vm.Spec.Command, Args: vm.Spec.Args, WorkingDir: vm.Spec.WorkingDir,
+		Command:       vm.Spec.Command, Args: vm.Spec.Args, WorkingDir: vm.Spec.WorkingDir, User: vm.Spec.User, Init: driver.Init(vm.Spec.Init), Stdin: vm.Spec.Stdin, TTY: vm.Spec.TTY,
 
 		Ephemeral: vm.Spec.Ephemeral, StorageClassName: vm.Spec.StorageClassName,
 		BlockEviction:  vm.Spec.EvictionPolicy == api.EvictionBlock,
@@ -39,13 +40,29 @@ func ServerSpec(vm *api.VirtualMachine) driver.ServerSpec {
 	if image := imageOf(vm.Spec.Image); image != nil {
 		spec.Image = *image
 	}
+	for _, s := range vm.Spec.Sysctls {
+		spec.Sysctls = append(spec.Sysctls, driver.Sysctl{Name: normalizeSysctl(s.Name), Value: s.Value})
+	}
+	slices.SortFunc(spec.Sysctls, func(a, b driver.Sysctl) int { return strings.Compare(a.Name, b.Name) })
 	for _, v := range vm.Spec.Volumes {
 		spec.Volumes = append(spec.Volumes, volumeOf(v))
+	}
+	for _, f := range vm.Spec.Files {
+		spec.Files = append(spec.Files, driver.FileMount{MountPath: f.MountPath})
 	}
 	for _, p := range vm.Spec.Ports {
 		spec.Ports = append(spec.Ports, driver.Port{Name: p.Name, Protocol: string(p.Protocol), Port: p.Port, HostPort: p.HostPort, HostIP: p.HostIP})
 	}
 	return spec
+}
+
+// normalizeSysctl returns the name of a sysctl with dots between its segments. In a name whose first separator is a slash, the dots
+// are parts of segments.
+func normalizeSysctl(name string) string {
+	if i := strings.IndexAny(name, "./"); i < 0 || name[i] == '.' {
+		return name
+	}
+	return strings.NewReplacer("/", ".", ".", "/").Replace(name)
 }
 
 // resourcesOf returns spec.resource in the driver's units.
@@ -98,22 +115,22 @@ func imageOf(image *api.Image) *driver.Image {
 }
 
 func volumeOf(v api.Volume) driver.Volume {
-	out := driver.Volume{Name: v.Name, SizeBytes: v.Size.Value(), ReadOnly: v.ReadOnly}
+	out := driver.Volume{Name: v.Name, SizeBytes: v.Size.Value(), ReadOnly: v.ReadOnly, MountPath: v.MountPath}
 	if v.Source != nil {
 		out.Image = imageOf(v.Source.Image)
 	}
 	return out
 }
 
-// Objects returns what the status has recorded of the server's objects, for the driver.
+// Objects returns the server's objects, as the status records them, for the driver.
 func Objects(vm *api.VirtualMachine) []driver.Object {
 	var all []driver.Object
 	for _, o := range vm.Status.Objects {
-		one := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended, Made: o.Made}
+		object := driver.Object{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: types.UID(o.UID), Ended: o.Ended, Made: o.Made}
 		for _, i := range o.Images {
-			one.Images = append(one.Images, driver.ResolvedImage(i))
+			object.Images = append(object.Images, driver.ResolvedImage(i))
 		}
-		all = append(all, one)
+		all = append(all, object)
 	}
 	return all
 }
@@ -122,26 +139,29 @@ func Objects(vm *api.VirtualMachine) []driver.Object {
 func ObjectStatuses(objects []driver.Object) []api.ServerObject {
 	var all []api.ServerObject
 	for _, o := range objects {
-		one := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
+		object := api.ServerObject{Kind: o.Kind, Name: o.Name, Nonce: o.Nonce, UID: string(o.UID), Ended: o.Ended, Made: o.Made}
 		for _, i := range o.Images {
-			one.Images = append(one.Images, api.ResolvedImage(i))
+			object.Images = append(object.Images, api.ResolvedImage(i))
 		}
-		all = append(all, one)
+		all = append(all, object)
 	}
 	return all
 }
 
-// Terminated returns how a run ended as a status has it, or nil during a run.
+// Terminated returns how a run ended, in the form of a status, or nil during a run.
 func Terminated(exit *driver.Exit) *api.ServerTerminated {
 	if exit == nil {
 		return nil
 	}
-	const maxReason = 256                                     // what the schema allows
-	code := min(max(exit.Code, math.MinInt32), math.MaxInt32) // it may be what a guest claims
-	return &api.ServerTerminated{ExitCode: int32(code), Reason: exit.Reason[:min(len(exit.Reason), maxReason)], Message: exit.Message}
+	const maxReason = 256                                     // the limit of the schema
+	code := min(max(exit.Code, math.MinInt32), math.MaxInt32) // a guest may claim any code
+	return &api.ServerTerminated{
+		ExitCode: int32(code), Signal: int32(exit.Signal), //nolint:gosec // a signal's number
+		Reason: exit.Reason[:min(len(exit.Reason), maxReason)], Message: exit.Message,
+	}
 }
 
-// PortStatuses gives open ports the names that the spec has for them.
+// PortStatuses returns the open ports with the names that the spec gives them.
 func PortStatuses(requested []api.Port, open []driver.Port) []api.PortStatus {
 	var all []api.PortStatus
 	unused := slices.Clone(requested)

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vmclient reads and writes VirtualMachines, and knows what this process itself has
-// written. Start with Client: the cache may lag behind its writes, and events may bring them back.
+// Package vmclient reads and writes VirtualMachines, and remembers the writes of this process: the cache
+// may lag behind them, and events repeat them. Start with Client.
 package vmclient
 
 import (
@@ -26,18 +26,18 @@ import (
 // callTimeout bounds one call to the API.
 const callTimeout = 30 * time.Second
 
-// Client has this process's last write of each object until the cache has it.
+// Client keeps this process's last write of each object until the cache has it.
 type Client struct {
 	// Client reads from the cache and writes to the API.
 	client.Client
-	// Live reads past the cache.
+	// Live reads from the API.
 	Live client.Reader
 
 	mu      sync.Mutex
 	written map[types.NamespacedName]*api.VirtualMachine
 	// doubted are the objects whose last write the API may have lost.
 	doubted map[types.NamespacedName]bool
-	// reported are the last statuses that were written, answered or not.
+	// reported has the last status that was sent for each object, whether or not the API has answered.
 	reported map[types.NamespacedName]reportedStatus
 }
 
@@ -51,25 +51,25 @@ func New(cached client.Client, live client.Reader) *Client {
 
 // reportedStatus identifies a status that this process has written.
 type reportedStatus struct {
-	at int64 // in microseconds, as the API has it
-	// digest is the digest of the status in the API's answer, and zero before the answer.
-	// Then the time alone is compared, since the API may store more or less than it was sent.
+	at int64 // the time of the status in microseconds, the precision of the API
+	// digest is the digest of the status in the API's answer, and zero before the answer. Before
+	// the answer only the time is compared, since the API may change a status when it stores it.
 	digest [sha256.Size]byte
 }
 
 // Read returns the VirtualMachine, or nil if there is none. The cache may lag behind this
-// process's last write, so Read returns the newer of the two.
+// process's last write, so Read returns the newer object of the two.
 func (c *Client) Read(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
 	vm := &api.VirtualMachine{}
 	if err := c.Get(ctx, key, vm); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
 	if c.isDoubted(key) {
-		now, err := c.readLive(ctx, key)
+		live, err := c.readLive(ctx, key)
 		if err != nil {
 			return nil, client.IgnoreNotFound(err)
 		}
-		c.recordWrite(now)
+		c.recordWrite(live)
 	}
 	return c.newerOf(vm), nil
 }
@@ -77,27 +77,27 @@ func (c *Client) Read(ctx context.Context, key types.NamespacedName) (*api.Virtu
 func (c *Client) readLive(ctx context.Context, key types.NamespacedName) (*api.VirtualMachine, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	now := &api.VirtualMachine{}
-	return now, c.Live.Get(ctx, key, now)
+	live := &api.VirtualMachine{}
+	return live, c.Live.Get(ctx, key, live)
 }
 
-// Confirm verifies by a live read that an object is as in the API. It returns a conflict if not.
+// Confirm verifies by a live read that vm is the object in the API, and returns a conflict if it is older.
 func (c *Client) Confirm(ctx context.Context, vm *api.VirtualMachine) error {
-	now, err := c.readLive(ctx, keyOf(vm))
+	live, err := c.readLive(ctx, keyOf(vm))
 	switch {
 	case err != nil:
 		return err
-	case now.UID != vm.UID:
+	case live.UID != vm.UID:
 		return apierrors.NewNotFound(api.Resource("virtualmachines"), vm.Name)
-	case now.ResourceVersion != vm.ResourceVersion:
-		c.recordWrite(now)
+	case live.ResourceVersion != vm.ResourceVersion:
+		c.recordWrite(live)
 		return apierrors.NewConflict(api.Resource("virtualmachines"), vm.Name, errors.New("the cache is behind"))
 	}
 	return nil
 }
 
-// UpdateStatus writes a status, even if ctx has ended. It reports whether another process has
-// written a status right after that.
+// UpdateStatus writes a status, even if ctx has ended. isOvertaken reports whether another process has
+// already written a later status.
 func (c *Client) UpdateStatus(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool, err error) {
 	c.recordReport(vm, false)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
@@ -125,14 +125,14 @@ func (c *Client) PatchMetadata(ctx context.Context, base, wanted *api.VirtualMac
 	if err := c.Patch(ctx, wanted, client.RawPatch(types.MergePatchType, content)); err != nil {
 		return base, err
 	}
-	_ = c.keepWritten(ctx, wanted) // a changed status causes a separate event
+	_ = c.keepWritten(ctx, wanted) // IsForeign will notice a later status in an event
 	return wanted, nil
 }
 
-// IsForeign reports whether an event brings a status that this process has not written, or shows that
-// the API may have lost a write of this process.
+// IsForeign takes note of an event. It reports whether the event brings a status that this process has not
+// written, or an object that lacks a write of this process, which the API may have lost.
 func (c *Client) IsForeign(old, cached *api.VirtualMachine) bool {
-	_ = c.newerOf(cached) // drops a write that the cache has by now
+	c.dropSeenWrite(cached)
 	isDoubted := c.doubtWrite(old, cached)
 	return isDoubted || c.isForeignStatus(old, cached)
 }
@@ -152,7 +152,9 @@ func IsFinalized(vm *api.VirtualMachine) bool {
 	return vm.DeletionTimestamp != nil && !controllerutil.ContainsFinalizer(vm, api.FinalizerServer)
 }
 
-// newerOf returns the newer of the cached object and this process's last write.
+func (c *Client) dropSeenWrite(cached *api.VirtualMachine) { _ = c.newerOf(cached) }
+
+// newerOf returns the newer of the cached object and this process's last write. It drops an older write.
 func (c *Client) newerOf(cached *api.VirtualMachine) *api.VirtualMachine {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +164,7 @@ func (c *Client) newerOf(cached *api.VirtualMachine) *api.VirtualMachine {
 		return cached
 	}
 	if own.UID == cached.UID && IsFinalized(own) {
-		return own // this write deletes the object, and its result lacks a new version
+		return own // the write that removes the finalizer deletes the object, so its answer lacks a new version
 	}
 	order, err := resourceversion.CompareResourceVersion(own.ResourceVersion, cached.ResourceVersion)
 	if err != nil || order <= 0 || own.UID != cached.UID {
@@ -173,16 +175,16 @@ func (c *Client) newerOf(cached *api.VirtualMachine) *api.VirtualMachine {
 	return own.DeepCopy()
 }
 
-// keepWritten keeps an object that was just written, until the cache has it. The cache may have it already,
-// if the event came before the answer. It reports whether the cache has a status by now that another
-// process wrote after that.
+// keepWritten keeps an object that was just written until the cache has it. The cache may already have it, if
+// the event came before the answer. isOvertaken reports whether the cache even has a later status of another
+// process.
 func (c *Client) keepWritten(ctx context.Context, vm *api.VirtualMachine) (isOvertaken bool) {
 	c.recordWrite(vm)
 	cached := &api.VirtualMachine{}
 	if err := c.Get(ctx, keyOf(vm), cached); err != nil {
 		return false
 	}
-	_ = c.newerOf(cached)
+	c.dropSeenWrite(cached)
 	return c.isForeignStatus(vm, cached)
 }
 
@@ -195,9 +197,9 @@ func (c *Client) recordWrite(vm *api.VirtualMachine) {
 	delete(c.doubted, key)
 }
 
-// doubtWrite has the next read verify the last write of an object, if there is one that the cache does not
-// have. An event that brings nothing newer comes from a list: of an API server that is behind, or of an
-// API that was restored and has lost the write.
+// doubtWrite makes the next Read verify the last write of an object, if the cache does not have the write and
+// the event does not bring a newer version. Such an event comes from a list: of an API server that lags
+// behind, or of an API that was restored from a backup and has lost the write.
 func (c *Client) doubtWrite(old, cached *api.VirtualMachine) (doubted bool) {
 	order, err := resourceversion.CompareResourceVersion(cached.ResourceVersion, old.ResourceVersion)
 	c.mu.Lock()
@@ -216,7 +218,7 @@ func (c *Client) isDoubted(key types.NamespacedName) bool {
 	return c.doubted[key]
 }
 
-// recordReport notes a status that is about to be written, or that the API has stored.
+// recordReport records a status that is about to be written, or that the API has stored.
 func (c *Client) recordReport(vm *api.VirtualMachine, isStored bool) {
 	r := reportedStatus{at: vm.Status.LastUpdateTime.UnixMicro()}
 	if isStored {
@@ -227,9 +229,9 @@ func (c *Client) recordReport(vm *api.VirtualMachine, isStored bool) {
 	c.reported[keyOf(vm)] = r
 }
 
-// isForeignStatus reports whether an event brings a status that this process has not written: a status
-// of the previous leader, since passes that had an older status may have found nothing to write, or
-// one that was changed by hand.
+// isForeignStatus reports whether an event brings a status that this process has not written: one that was
+// changed by hand, or one of the previous leader. The latter matters because this process may have reconciled
+// the VM on the basis of an older status, and found that there was nothing to write.
 func (c *Client) isForeignStatus(old, cached *api.VirtualMachine) bool {
 	if equality.Semantic.DeepEqual(&old.Status, &cached.Status) {
 		return false
@@ -251,7 +253,7 @@ func (c *Client) isForeignStatus(old, cached *api.VirtualMachine) bool {
 func digestOf(status *api.VirtualMachineStatus) [sha256.Size]byte {
 	content, err := json.Marshal(status)
 	if err != nil {
-		content = nil // a status that came from JSON can be encoded
+		content = nil // cannot happen for a status that came from JSON
 	}
 	return sha256.Sum256(content)
 }

@@ -44,8 +44,11 @@ func (a admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 	if err != nil && !errdefs.IsNotFound(err) {
 		return err
 	}
-	if err != nil || !isRetained(i.name) || i.id != t.ID || i.cluster != a.driver.ClusterID || i.uid != t.UID {
+	if err != nil || !isRetained(i.name) || i.id != t.ID || i.cluster != a.driver.Options.ClusterID || i.uid != t.UID {
 		return driver.Errorf(driver.ErrNotFound, "no released container of this cluster has the UID %s and the id %s", t.UID, t.ID)
 	}
-	return i.removeContainer(ctx, true)
+	if err := i.removeContainer(ctx, true); err != nil {
+		return err
+	}
+	return a.driver.removeVolumes(ctx, t.UID)
 }

@@ -67,11 +67,11 @@ func TestBadCommand(t *testing.T) {
 		image  string
 		change func(*driver.ServerSpec)
 	}{
-		`spec.command: the program "/nope" does not exist in it, image ` + g.plain: {g.plain, func(s *driver.ServerSpec) { s.Command = []string{"/nope"} }},
-		`spec.command: the program "nope" is in no folder of its PATH`:             {g.plain, func(s *driver.ServerSpec) { s.Command, s.Args = []string{"nope"}, []string{"x"} }},
-		`spec.args: the program "nope" is in no folder of its PATH`:                {bare, func(s *driver.ServerSpec) { s.Args = []string{"nope"} }},
-		`does not name a command to run: set spec.command or spec.args`:            {bare, func(*driver.ServerSpec) {}},
-		`spec.workingDir: /demo-guest cannot be entered`:                           {g.plain, func(s *driver.ServerSpec) { s.WorkingDir = "/demo-guest" }},
+		`spec.command: the program "/nope" does not exist in image ` + g.plain: {g.plain, func(s *driver.ServerSpec) { s.Command = []string{"/nope"} }},
+		`spec.command: the program "nope" is in no folder of PATH`:             {g.plain, func(s *driver.ServerSpec) { s.Command, s.Args = []string{"nope"}, []string{"x"} }},
+		`spec.args: the program "nope" is in no folder of PATH`:                {bare, func(s *driver.ServerSpec) { s.Args = []string{"nope"} }},
+		`does not name a command to run: set spec.command or spec.args`:        {bare, func(*driver.ServerSpec) {}},
+		`spec.workingDir: /demo-guest cannot be entered`:                       {g.plain, func(s *driver.ServerSpec) { s.WorkingDir = "/demo-guest" }},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()

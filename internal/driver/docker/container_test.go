@@ -65,7 +65,7 @@ func TestCreatedAsSpecified(t *testing.T) {
 		t.Errorf("got the name %s and the host name %s, want %s and %s", in.Name, in.Config.Hostname, want, spec.Name)
 	}
 	for label, want := range map[string]string{
-		LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.ClusterID, LabelEpoch: "7",
+		LabelUID: string(spec.UID), LabelNamespace: "default", LabelName: spec.Name, LabelCluster: d.Options.ClusterID, LabelEpoch: "7",
 	} {
 		assert.Equal(t, "label "+label, in.Config.Labels[label], want)
 	}
@@ -73,7 +73,7 @@ func TestCreatedAsSpecified(t *testing.T) {
 		"": "unless-stopped", driver.RestartAlways: "unless-stopped", driver.RestartNever: "no",
 	} {
 		spec.RestartPolicy = policy
-		assert.Equal(t, fmt.Sprintf("%q becomes", policy), d.createOptions(spec, "", "").HostConfig.RestartPolicy.Name, want)
+		assert.Equal(t, fmt.Sprintf("%q becomes", policy), d.Options.createOptions(spec, "", "").HostConfig.RestartPolicy.Name, want)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestDuplicate(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, guestImages(t).plain)
 	first := ensureState(t, d, spec, driver.StateRunning)
-	second := createUnmanaged(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.ClusterID})
+	second := createUnmanaged(t, "", map[string]string{LabelUID: string(spec.UID), LabelCluster: d.Options.ClusterID})
 	off := spec
 	off.Power = driver.PowerOff
 	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), off)), driver.ErrRetry, driver.ReasonDuplicate, first.ID, second)
@@ -166,7 +166,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedSpecStops checks that a spec that no container can have does not keep one on.
+// TestRefusedSpecStops checks that a container can be stopped by a spec that no container can have.
 func TestRefusedSpecStops(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, guestImages(t).plain)
@@ -226,9 +226,9 @@ func TestPorts(t *testing.T) {
 	assert.Eventually(t, "the port that the engine chose", func(testing.TB) error { return answersAt(t, fmt.Sprintf("127.0.0.1:%d", after.Ports[0].HostPort)) })
 }
 
-// portsOf returns the ports that the engine says it publishes: an entry for each port
-// that it publishes for both IPv4 and IPv6, and one for each of two that differ. The engine
-// chooses them apart, and chooses different ones once a port was taken for one of the two.
+// portsOf returns the ports that the engine reports as published: one entry for a host port that is
+// the same for IPv4 and IPv6, and else two. The engine chooses the ports separately, and chooses
+// different ones once a port is taken for either.
 func portsOf(t *testing.T, id string) (all []driver.Port) {
 	t.Helper()
 	for _, protocol := range []string{"53/udp", "80/tcp", "81/tcp"} {
@@ -264,7 +264,7 @@ func TestPortsThatDiffer(t *testing.T) {
 	d, spec := newServer(t, guestImages(t).plain)
 	spec.Ports = []driver.Port{{Name: "http", Port: 80}}
 	four, six := framework.FreePort(t), framework.FreePort(t)
-	options := d.createOptions(spec, "", spec.Image.Source)
+	options := d.Options.createOptions(spec, "", spec.Image.Source)
 	options.HostConfig.PortBindings = network.PortMap{network.MustParsePort("80/tcp"): {
 		{HostIP: netip.IPv4Unspecified(), HostPort: fmt.Sprint(four)}, {HostIP: netip.IPv6Unspecified(), HostPort: fmt.Sprint(six)},
 	}}
@@ -338,8 +338,8 @@ func TestDefaultImage(t *testing.T) {
 // restarterDelay is longer than the engine's restarter waits after the first short runs.
 const restarterDelay = 2 * time.Second
 
-// TestStoppedForGood checks that neither the engine's restarter nor its backoff
-// undoes a stop.
+// TestStoppedForGood checks that neither the engine's restarter nor its backoff starts a
+// stopped container.
 func TestStoppedForGood(t *testing.T) {
 	t.Parallel()
 	d := newDriver(t, Options{})
@@ -446,7 +446,7 @@ func TestResizeLive(t *testing.T) {
 		}
 		return nil
 	})
-	ensureState(t, d, small, driver.StateRunning) // it fits now
+	ensureState(t, d, small, driver.StateRunning) // the host can provide this size
 }
 
 // TestOutOfMemory tries more than once: on a busy host the engine may see the end of a
@@ -468,7 +468,7 @@ func TestOutOfMemory(t *testing.T) {
 	t.Errorf("it ended with %+v, want it killed for its use of memory", s.Exit)
 }
 
-// TestAdoptUnstarted simulates a crash between creating and starting.
+// TestAdoptUnstarted simulates a crash between the creation and the start of a container.
 func TestAdoptUnstarted(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, guestImages(t).plain)
@@ -485,7 +485,7 @@ func TestLateSecondLeader(t *testing.T) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
 	spec := newSpec(t, d, guestImages(t).plain)
-	winner := newDriver(t, Options{ClusterID: d.ClusterID})
+	winner := newDriver(t, Options{ClusterID: d.Options.ClusterID})
 	var won driver.Server
 	p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, "/containers/create") && won.ID == "" {
@@ -503,7 +503,7 @@ func TestLimitsOfContainer(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, guestImages(t).plain)
 	before := ensureState(t, d, spec, driver.StateRunning)
-	limited := newDriver(t, Options{ClusterID: d.ClusterID, PIDs: 99, LogSize: "64Ki", LogFiles: 2})
+	limited := newDriver(t, Options{ClusterID: d.Options.ClusterID, PIDs: 99, LogSize: "64Ki", LogFiles: 2})
 	spec.CPUMilli = 700
 	if s := mustEnsure(t, limited, spec); s.ID != before.ID || s.Run != before.Run || len(s.Pending) > 0 {
 		t.Errorf("from before the limits it is %+v, want %+v", s, before)

@@ -17,9 +17,19 @@ import (
 // TestContainers runs the cases that driver qemu runs with machines of the same images.
 func TestContainers(t *testing.T) {
 	t.Parallel()
-	containers.Run(t, containers.Harness{
+	containers.Run(t, containerHarness())
+}
+
+// TestImages runs images of real programs, as TestImages of driver qemu does.
+func TestImages(t *testing.T) {
+	t.Parallel()
+	containers.RunImages(t, containerHarness())
+}
+
+func containerHarness() containers.Harness {
+	return containers.Harness{
 		Open: func(t *testing.T, registry string) driver.Driver { t.Helper(); return newDriverForImages(t, registry) },
-	})
+	}
 }
 
 // newDriverForImages returns a driver, and removes at the end of the test what the engine has of a registry.

@@ -82,7 +82,7 @@ func (i *instance) nextStep(spec driver.ServerSpec, pending []string) kit.Step {
 	if i.state == container.StateRestarting && len(pending) > 0 {
 		spec.RestartRun = i.runID()
 	}
-	next := kit.NextStep(i.observedState(), spec, i.driver.Clock.Now())
+	next := kit.NextStep(i.observedState(), spec, i.driver.Options.Clock.Now())
 	if next == kit.StepStart && (len(pending) > 0 || i.state == container.StateDead) {
 		return stepReplace
 	}
@@ -160,6 +160,9 @@ func (i *instance) ignoreStateConflict(err error) error {
 
 var stateConflict = regexp.MustCompile(`is not running|is not paused|already paused|no such process|process already finished`)
 
+// notFrozen matches the error of runc on a busy host with cgroup v1, where the kernel had not yet paused all processes.
+var notFrozen = regexp.MustCompile(`unable to freeze`)
+
 // changePower starts, pauses or resumes a container.
 func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next kit.Step) (err error) {
 	action := string(next) + " container " + engine.ShortID(i.id)
@@ -174,6 +177,9 @@ func (i *instance) changePower(ctx context.Context, spec driver.ServerSpec, next
 		}
 	case kit.StepPause:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerPause, client.ContainerPauseOptions{})
+		if err != nil && notFrozen.MatchString(err.Error()) {
+			err = driver.Errorf(driver.ErrRetry, "%w", err)
+		}
 	case kit.StepResume:
 		err = changeContainer(ctx, i, action, (*client.Client).ContainerUnpause, client.ContainerUnpauseOptions{})
 	default:
@@ -190,7 +196,7 @@ var portTaken = regexp.MustCompile(`port is already allocated|address already in
 // only has to start it, unless its image is bad and nothing has ever run in it: then it is removed,
 // so that a restart takes the image as it is by then.
 func (i *instance) handleStartError(ctx context.Context, spec driver.ServerSpec, err error) error {
-	err = explainStart(spec, i.image, err)
+	err = explainStartError(spec, i.image, err)
 	if errors.Is(err, driver.ErrInvalid) && i.startedAt.IsZero() {
 		if removal := i.removeContainer(ctx, false); removal != nil && !errors.Is(removal, driver.ErrNotFound) {
 			return removal
@@ -199,8 +205,8 @@ func (i *instance) handleStartError(ctx context.Context, spec driver.ServerSpec,
 	return err
 }
 
-// explainStart classifies a failed start.
-func explainStart(spec driver.ServerSpec, image string, err error) error {
+// explainStartError classifies a failed start.
+func explainStartError(spec driver.ServerSpec, image string, err error) error {
 	text := err.Error()
 	if fault := process.Fault(spec, image, text); fault != nil {
 		return fault

@@ -23,6 +23,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/docker/process"
+	"cloudnative.tw/drover/internal/driver/docker/volumes"
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
@@ -65,9 +66,9 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 	if err != nil {
 		return nil, err
 	}
-	image, name := d.imageReference(spec), containerName(spec)
-	options := d.createOptions(spec, name, image)
-	options.HostConfig.LogConfig = limitedLog(host.LogDriver, d.logSize, d.LogFiles)
+	image, name := d.Options.imageReference(spec), containerName(spec)
+	options := d.Options.createOptions(spec, name, image)
+	options.HostConfig.LogConfig = limitedLog(host.LogDriver, d.logSize, d.Options.LogFiles)
 	var id string
 	err = d.engine.Change(ctx, "create container "+name, func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerCreate(ctx, options)
@@ -81,7 +82,7 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 		return nil, explainCreate(spec, image, err)
 	}
 	d.fetches.ReleaseExcept(spec.UID)
-	i := d.newInstance(container.InspectResponse{
+	i := newInstance(d, container.InspectResponse{
 		ID: id, Name: name, Config: options.Config, HostConfig: options.HostConfig, State: &container.State{Status: container.StateCreated},
 	})
 	if spec.Power != driver.PowerOff {
@@ -91,8 +92,8 @@ func (d *Driver) createInstance(ctx context.Context, spec driver.ServerSpec) (*i
 }
 
 // imageReference returns the image reference of the spec, or the default.
-func (d *Driver) imageReference(spec driver.ServerSpec) string {
-	return cmp.Or(spec.Image.Source, d.Image)
+func (o Options) imageReference(spec driver.ServerSpec) string {
+	return cmp.Or(spec.Image.Source, o.Image)
 }
 
 func containerLabels(spec driver.ServerSpec, cluster, image string) map[string]string {
@@ -104,6 +105,7 @@ func containerLabels(spec driver.ServerSpec, cluster, image string) map[string]s
 		LabelEpoch:     strconv.FormatUint(spec.Epoch, 10),
 		LabelImage:     image,
 		LabelPorts:     portsText(spec.Ports),
+		LabelVolumes:   volumes.Text(spec),
 		LabelRootDisk:  strconv.FormatInt(spec.RootDiskBytes, 10),
 	}
 }
@@ -152,18 +154,17 @@ func containerHostname(name string) string {
 	return ""
 }
 
-func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
+func (o Options) createOptions(spec driver.ServerSpec, name, image string) client.ContainerCreateOptions {
 	exposed, bindings := portMaps(spec.Ports)
 	limits := resourceLimits(spec)
-	if d.PIDs > 0 {
-		limits.PidsLimit = &d.PIDs
+	if o.PIDs > 0 {
+		limits.PidsLimit = &o.PIDs
 	}
 	config := &container.Config{
 		Image:        image,
 		Hostname:     containerHostname(spec.Name),
-		Labels:       containerLabels(spec, d.ClusterID, image),
+		Labels:       containerLabels(spec, o.ClusterID, image),
 		ExposedPorts: exposed,
-		OpenStdin:    true, // the console's input; a container without is left as it is
 	}
 	process.Configure(config, spec)
 	return client.ContainerCreateOptions{
@@ -173,6 +174,9 @@ func (d *Driver) createOptions(spec driver.ServerSpec, name, image string) clien
 			Resources:     limits,
 			RestartPolicy: container.RestartPolicy{Name: restartPolicy(spec.RestartPolicy)},
 			PortBindings:  bindings,
+			Init:          process.WantsInit(spec),
+			Sysctls:       process.SysctlsOf(spec),
+			Mounts:        volumes.MountsOf(spec, map[string]string{LabelUID: string(spec.UID), LabelCluster: o.ClusterID}),
 		},
 	}
 }
@@ -267,14 +271,14 @@ func (d *Driver) findNameHolder(ctx context.Context, spec driver.ServerSpec, nam
 		}
 		other, err := d.inspectContainer(ctx, name)
 		switch {
-		case err == nil && (other.uid != spec.UID || other.cluster != d.ClusterID):
+		case err == nil && (other.uid != spec.UID || other.cluster != d.Options.ClusterID):
 			return nil, nameConflictError(other)
 		case err == nil:
 			return other, nil
 		case !errdefs.IsNotFound(err):
 			return nil, err
 		}
-		if err := kit.Pause(ctx, d.Clock, nameHolderPause); err != nil {
+		if err := kit.Pause(ctx, d.Options.Clock, nameHolderPause); err != nil {
 			return nil, driver.Errorf(driver.ErrRetry, "out of time: %w", err)
 		}
 	}

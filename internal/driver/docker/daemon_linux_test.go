@@ -20,6 +20,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -126,7 +127,7 @@ func testEngineRestart(t *testing.T, crashed bool) {
 	g := guestImages(t)
 	engine := newDaemon(t)
 	assert.NoError(t, framework.ImportGuests(t.Context(), engine.client(t)))
-	d := newDriver(t, Options{Host: engine.host()})
+	d := newDriver(t, Options{Host: engine.host(), CallTimeout: kit.DefaultCallTimeout}) // an engine that starts may never answer a call
 	id, err := d.EngineID(t.Context())
 	assert.NoError(t, err)
 	on, off, never := newSpec(t, d, g.plain), newSpec(t, d, g.plain), newSpec(t, d, g.plain)

@@ -6,12 +6,15 @@ package docker
 import (
 	"cmp"
 	"context"
+	"errors"
 
 	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/driver/docker/volumes"
 )
 
 // Delete implements driver.Driver. It needs only the engine's list to find the
@@ -27,12 +30,22 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	}
 	s, err := d.findSummary(ctx, t)
 	switch {
+	case errors.Is(err, driver.ErrNotFound) && !retain: // perhaps an earlier call removed the container only
+		return cmp.Or(d.removeVolumes(ctx, t.UID), err)
 	case err != nil:
 		return err
 	case retain:
-		return d.instanceFromSummary(s).retainContainer(ctx)
+		return instanceFromSummary(d, s).retainContainer(ctx)
 	}
-	return d.instanceFromSummary(s).removeContainer(ctx, true)
+	if err := instanceFromSummary(d, s).removeContainer(ctx, true); err != nil {
+		return err
+	}
+	return d.removeVolumes(ctx, t.UID)
+}
+
+// removeVolumes removes the volumes of a server whose container is gone.
+func (d *Driver) removeVolumes(ctx context.Context, uid types.UID) error {
+	return volumes.Remove(ctx, d.engine, uid, uidFilter(uid), LabelCluster+"="+d.Options.ClusterID)
 }
 
 // removeContainer removes the container together with its anonymous volumes.

@@ -86,9 +86,9 @@ type Options struct {
 
 // Driver runs servers on a Docker Engine.
 type Driver struct {
-	Options
 	*guest.Access // what reaches into containers
 
+	Options Options
 	engine  *engine.Client
 	logSize int64 // of LogSize, in bytes
 	fetches *download.Tracker
@@ -143,8 +143,8 @@ func New(o Options) (*Driver, error) {
 		end, _ := d.ends.Load(id)
 		return end
 	}
-	d.Access = guest.New(guest.Options{Engine: e, Find: find, PreviousEnd: previousEnd, CallTimeout: d.CallTimeout, Clock: d.Clock, Log: d.Log})
-	d.fetches = &download.Tracker{Clock: d.Clock, Stall: d.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.watches.Notify}
+	d.Access = guest.New(guest.Options{Engine: e, Find: find, PreviousEnd: previousEnd, CallTimeout: o.CallTimeout, Clock: o.Clock, Log: o.Log})
+	d.fetches = &download.Tracker{Clock: o.Clock, Stall: o.PullStall, Concurrency: download.DefaultConcurrency, Notify: d.watches.Notify}
 	return d, nil
 }
 

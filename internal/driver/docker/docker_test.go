@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,9 +67,8 @@ func TestContract(t *testing.T) {
 // newDriver returns a driver for the tests' engine.
 func newDriver(t *testing.T, o Options) *Driver {
 	t.Helper()
-	if o.ClusterID == "" {
-		o.ClusterID = "docker-test-" + randomText()
-	}
+	o.ClusterID = cmp.Or(o.ClusterID, "docker-test-"+randomText())
+	o.CallTimeout = cmp.Or(o.CallTimeout, assert.StarvedLimit)
 	o.Log, o.Clock = testr.New(t), clock.RealClock{}
 	d, err := New(o)
 	assert.NoError(t, err)

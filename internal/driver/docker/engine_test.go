@@ -97,6 +97,28 @@ func TestUpgradedEngine(t *testing.T) {
 	mustList(t, d) // by a client that has negotiated again
 }
 
+// TestPauseOnBusyHost checks that a pause for which the engine was too slow is tried again.
+func TestPauseOnBusyHost(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	d := newDriver(t, Options{Host: p.host()})
+	spec := newSpec(t, d, guestImages(t).plain)
+	ensureState(t, d, spec, driver.StateRunning)
+	p.intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/pause") {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = fmt.Fprint(w, `{"message":"Cannot pause container 1: OCI runtime pause failed: unable to freeze: unknown"}`)
+		return true
+	})
+	spec.Power = driver.PowerPaused
+	wantError(t, assert.ErrorOf(d.Ensure(t.Context(), spec)), driver.ErrRetry, "", "unable to freeze")
+	p.intercept(nil)
+	ensureState(t, d, spec, driver.StatePaused)
+}
+
 // hangRequest does not answer until the caller gives up.
 func hangRequest(r *http.Request) bool {
 	<-r.Context().Done()
@@ -270,7 +292,7 @@ func TestStopSignal(t *testing.T) {
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
 	spec := newSpec(t, d, guestImages(t).plain)
-	createContainer(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: containerLabels(spec, d.ClusterID, spec.Image.Source)})
+	createContainer(t, "", &container.Config{Image: spec.Image.Source, StopSignal: "SIGUSR1", Labels: containerLabels(spec, d.Options.ClusterID, spec.Image.Source)})
 	ensureState(t, d, spec, driver.StateRunning)
 	var signals []string
 	p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
@@ -324,6 +346,7 @@ func TestCallsPerLife(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
 	d := newDriver(t, Options{Host: p.host()})
+	uncounted := newDriver(t, Options{ClusterID: d.Options.ClusterID})
 	assert.NoError(t, assert.ErrorOf(d.EngineID(t.Context())))
 	spec := newSpec(t, d, guestImages(t).plain)
 	for _, step := range []struct {
@@ -333,7 +356,7 @@ func TestCallsPerLife(t *testing.T) {
 	}{
 		{"list before the creation", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
 		{"confirmation of the engine", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
-		{"creation", func() { awaitGuest(t.Context(), d, mustEnsure(t, d, spec)) }, []string{
+		{"creation", func() { awaitGuest(t.Context(), uncounted, mustEnsure(t, d, spec)) }, []string{
 			"GET /containers/json", "POST /containers/create", "POST /containers/ID/start", "GET /containers/ID/json",
 		}},
 		{"confirmation of the engine that created", func() { mustEngineID(t, d) }, []string{"GET /networks/none"}},
@@ -346,7 +369,7 @@ func TestCallsPerLife(t *testing.T) {
 		}},
 		{"wait for the end", func() { ensureState(t, d, spec, driver.StateStopped) }, nil},
 		{"removal", func() { assert.NoError(t, d.Delete(t.Context(), spec.Target, false)) }, []string{
-			"GET /containers/json", "DELETE /containers/ID",
+			"GET /containers/json", "DELETE /containers/ID", "GET /volumes",
 		}},
 		{"list after the removal", func() { mustList(t, d, spec.UID) }, []string{"GET /containers/json"}},
 	} {

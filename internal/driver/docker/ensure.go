@@ -24,7 +24,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	}
 	// Off needs nothing of the spec, so a spec that cannot be honoured must not keep a server on.
 	if creates || spec.Power != driver.PowerOff {
-		if err := d.checkSpec(spec); err != nil {
+		if err := d.Options.checkSpec(spec); err != nil {
 			return driver.Server{}, err
 		}
 	}

@@ -51,13 +51,13 @@ func FuzzContainerConfig(f *testing.F) {
 			Target: driver.Target{UID: "uid-1", Epoch: 7}, Namespace: namespace, Name: name, CPUMilli: cpu, MemoryBytes: memory, RootDiskBytes: disk,
 			Image:   driver.Image{Source: image},
 			Ports:   []driver.Port{{Name: "http", Protocol: "TCP", Port: max(1, int32(port)), HostPort: int32(hostPort), HostIP: hostIP}, {Name: "dns", Protocol: "UDP", Port: 53}},
-			Command: []string{image, name}, Args: []string{namespace}, Env: envOf("A="+name, namespace+"B="+image), WorkingDir: "/" + name,
+			Command: []string{image, name}, Args: []string{namespace}, Env: envOf("A="+name, namespace+"B="+image), WorkingDir: "/" + name, User: name, Init: driver.InitDrover, Stdin: true, TTY: true, Sysctls: []driver.Sysctl{{Name: "net.a", Value: name}},
 		}
-		if err := d.checkSpec(spec); err != nil {
+		if err := d.Options.checkSpec(spec); err != nil {
 			assert.True(t, strings.HasPrefix(err.Error(), "spec.image.source") && errors.Is(err, driver.ErrInvalid), "%+v: the error names no field: %v", spec, err)
 			return
 		}
-		o := d.createOptions(spec, containerName(spec), d.imageReference(spec))
+		o := d.Options.createOptions(spec, containerName(spec), d.Options.imageReference(spec))
 		checkOptions(t, o, spec)
 		checkReadBack(t, d, o, spec)
 	})
@@ -65,8 +65,8 @@ func FuzzContainerConfig(f *testing.F) {
 
 // knownSettings are all that Drover sets of a container.
 var knownSettings = []string{
-	"Config.Cmd", "Config.Entrypoint", "Config.Env", "Config.ExposedPorts", "Config.Hostname", "Config.Image", "Config.Labels", "Config.OpenStdin", "Config.WorkingDir",
-	"HostConfig.Memory", "HostConfig.MemorySwap", "HostConfig.NanoCpus", "HostConfig.PortBindings", "HostConfig.RestartPolicy",
+	"Config.Cmd", "Config.Entrypoint", "Config.Env", "Config.ExposedPorts", "Config.Hostname", "Config.Image", "Config.Labels", "Config.OpenStdin", "Config.StdinOnce", "Config.Tty", "Config.User", "Config.WorkingDir",
+	"HostConfig.Init", "HostConfig.Memory", "HostConfig.MemorySwap", "HostConfig.NanoCpus", "HostConfig.PortBindings", "HostConfig.RestartPolicy", "HostConfig.Sysctls",
 }
 
 var (
@@ -80,7 +80,7 @@ func checkOptions(t *testing.T, o client.ContainerCreateOptions, spec driver.Ser
 	for _, name := range append(settings(t, "Config", o.Config), settings(t, "HostConfig", o.HostConfig)...) {
 		assert.True(t, slices.Contains(knownSettings, name), "%+v sets %s", spec, name)
 	}
-	known := append(slices.Collect(maps.Keys(containerLabels(driver.ServerSpec{}, "", ""))), process.LabelArgs, process.LabelCommand, process.LabelEnv, process.LabelWorkingDir)
+	known := append(slices.Collect(maps.Keys(containerLabels(driver.ServerSpec{}, "", ""))), process.LabelArgs, process.LabelCommand, process.LabelEnv, process.LabelWorkingDir, process.LabelUser, process.LabelInit, process.LabelSysctls)
 	labels := slices.Sorted(maps.Keys(o.Config.Labels))
 	assert.True(t, slices.Equal(labels, slices.Sorted(slices.Values(known))), "%+v makes the labels %q", spec, labels)
 	for port := range o.HostConfig.PortBindings {
@@ -132,7 +132,7 @@ func checkReadBack(t *testing.T, d *Driver, o client.ContainerCreateOptions, spe
 	var back container.InspectResponse
 	err = errors.Join(err, json.Unmarshal(text, &back))
 	assert.Require(t, err == nil, "%+v: %v", spec, err)
-	i := d.newInstance(back)
+	i := newInstance(d, back)
 	s := i.toServer()
 	assert.True(t, s.UID == spec.UID && s.Namespace == spec.Namespace && s.Name == spec.Name && i.cluster == fuzzCluster && !s.Retained,
 		"%+v comes back as %+v", spec, s)
@@ -151,11 +151,11 @@ func FuzzLabels(f *testing.F) {
 	d := newFuzzDriver(f)
 	f.Fuzz(func(t *testing.T, uid, namespace, name, cluster, image, ports, disk, containerName, state, started string) {
 		labels := map[string]string{LabelUID: uid, LabelNamespace: namespace, LabelName: name, LabelCluster: cluster, LabelImage: image, LabelPorts: ports, LabelRootDisk: disk}
-		i := d.newInstance(container.InspectResponse{
+		i := newInstance(d, container.InspectResponse{
 			ID: "0123456789abcdef", Name: containerName, Config: &container.Config{Labels: labels},
 			State: &container.State{Status: container.ContainerState(state), StartedAt: started},
 		})
-		listed := d.instanceFromSummary(container.Summary{ID: i.id, Names: []string{containerName}, Labels: labels, State: i.state})
+		listed := instanceFromSummary(d, container.Summary{ID: i.id, Names: []string{containerName}, Labels: labels, State: i.state})
 		for _, s := range []driver.Server{i.toServer(), listed.toServer()} {
 			checkLabelled(t, s, labels)
 			assert.True(t, s.Retained == isRetained(containerName) || strings.Contains(strings.TrimPrefix(containerName, "/"), "/"),

@@ -24,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/docker/process"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/image/health"
 )
 
 // instance is a container as it was last inspected. Its methods that change the
@@ -42,12 +43,13 @@ type instance struct {
 	cpuMilli, memory      int64
 	restartPolicy         container.RestartPolicyMode
 	stopSignal            string
-	image, ports          string // as requested at creation
+	image, ports, volumes string // as requested at creation
 	process               process.Requested
 	imageID               string // the engine's digest of the image
 	rootDisk              int64  // as requested at creation
 	addresses             []string
 	published             []driver.Port // on the host, while it runs
+	unpublished           []string      // declared by the image, while it runs
 	inspectErr            error         // set if the engine lists it but cannot inspect it
 }
 
@@ -86,7 +88,7 @@ func (d *Driver) findSummary(ctx context.Context, t driver.Target) (container.Su
 // were not released. The engine requires all of several label filters to match, so
 // it can filter by one UID only.
 func (d *Driver) listContainers(ctx context.Context, evenStopped bool, uids ...types.UID) ([]container.Summary, error) {
-	filters := client.Filters{}.Add("label", LabelCluster+"="+d.ClusterID)
+	filters := client.Filters{}.Add("label", LabelCluster+"="+d.Options.ClusterID)
 	if len(uids) == 1 {
 		filters.Add("label", uidFilter(uids[0]))
 	}
@@ -111,10 +113,10 @@ func (d *Driver) inspectContainer(ctx context.Context, id string) (*instance, er
 	if err != nil {
 		return nil, err
 	}
-	return d.newInstance(in), nil
+	return newInstance(d, in), nil
 }
 
-func (d *Driver) newInstance(in container.InspectResponse) *instance {
+func newInstance(d *Driver, in container.InspectResponse) *instance {
 	i := &instance{driver: d, id: in.ID, name: strings.TrimPrefix(in.Name, "/"), imageID: in.Image}
 	if in.Config != nil {
 		i.readLabels(in.Config.Labels)
@@ -133,12 +135,13 @@ func (d *Driver) newInstance(in container.InspectResponse) *instance {
 	if n := in.NetworkSettings; n != nil {
 		i.addresses = networkAddresses(n.Networks)
 		i.published = publishedPorts(n.Ports)
+		i.unpublished = unpublishedPorts(n.Ports, i.published)
 	}
 	return i
 }
 
 // instanceFromSummary makes an instance of a list entry, which has few fields.
-func (d *Driver) instanceFromSummary(s container.Summary) *instance {
+func instanceFromSummary(d *Driver, s container.Summary) *instance {
 	i := &instance{driver: d, id: s.ID, name: summaryName(s), state: s.State, imageID: s.ImageID}
 	i.readLabels(s.Labels)
 	if s.NetworkSettings != nil {
@@ -149,7 +152,7 @@ func (d *Driver) instanceFromSummary(s container.Summary) *instance {
 
 func (i *instance) readLabels(l map[string]string) {
 	i.uid, i.namespace, i.vmName = types.UID(l[LabelUID]), l[LabelNamespace], l[LabelName]
-	i.cluster, i.image, i.ports = l[LabelCluster], l[LabelImage], l[LabelPorts]
+	i.cluster, i.image, i.ports, i.volumes = l[LabelCluster], l[LabelImage], l[LabelPorts], l[LabelVolumes]
 	if size, err := strconv.ParseInt(l[LabelRootDisk], 10, 64); err == nil {
 		i.rootDisk = size
 	}
@@ -180,6 +183,15 @@ func networkAddresses(networks map[string]*network.EndpointSettings) []string {
 		}
 	}
 	return all
+}
+
+// unpublishedPorts returns the ports that only the image declares: the engine lists them without a port of the host.
+func unpublishedPorts(exposed network.PortMap, published []driver.Port) []string {
+	var declared []string
+	for port := range exposed {
+		declared = append(declared, port.String())
+	}
+	return kit.UnpublishedPorts(declared, published)
 }
 
 // publishedPorts merges the entries for IPv4 and IPv6, in a stable order.
@@ -283,10 +295,12 @@ func (i *instance) toServer() driver.Server {
 		ImageID:   i.imageID,
 		Addresses: i.addresses,
 		Ports:     i.published,
-		Retained:  isRetained(i.name),
-		Note:      i.rootDiskNote(),
-		NotReady:  i.healthText(),
-		Err:       i.inspectErr,
+
+		UnpublishedPorts: i.unpublished,
+		Retained:         isRetained(i.name),
+		Note:             i.rootDiskNote(),
+		NotReady:         i.healthText(),
+		Err:              i.inspectErr,
 	}
 	if stop, ok := i.requestedStop(); ok {
 		s.State, s.Progress, s.Exit = driver.StateStopping, stop.String(), nil
@@ -294,17 +308,12 @@ func (i *instance) toServer() driver.Server {
 	return s
 }
 
-// healthText says why a container is not ready by its image's HEALTHCHECK. What the check has
-// printed is the guest's, and left out.
+// healthText says why a container is not ready by its image's HEALTHCHECK.
 func (i *instance) healthText() string {
-	switch {
-	case i.state != container.StateRunning:
-	case i.health == container.Starting:
-		return "the HEALTHCHECK of the image has not succeeded yet"
-	case i.health == container.Unhealthy:
-		return "the HEALTHCHECK of the image fails"
+	if i.state != container.StateRunning {
+		return ""
 	}
-	return ""
+	return health.State(i.health).Explain()
 }
 
 func (i *instance) rootDiskNote() string {

@@ -78,10 +78,10 @@ func (d *Driver) inspectAll(ctx context.Context, summaries []container.Summary, 
 }
 
 func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached bool) (*instance, error) {
-	known, fresh := d.cache.lastInspection(s.ID, d.Clock.Now())
+	known, fresh := d.cache.lastInspection(s.ID, d.Options.Clock.Now())
 	if cached && fresh && known.state == s.State && known.name == summaryName(s) {
 		current := *known
-		current.addresses = d.instanceFromSummary(s).addresses
+		current.addresses = instanceFromSummary(d, s).addresses
 		return &current, nil
 	}
 	entry := d.cache.beginInspection(s.ID)
@@ -90,11 +90,11 @@ func (d *Driver) inspectListed(ctx context.Context, s container.Summary, cached 
 	i, err := d.inspectContainer(inspectCtx, s.ID)
 	switch {
 	case err == nil:
-		d.cache.storeInspection(entry, i, d.Clock.Now())
+		d.cache.storeInspection(entry, i, d.Options.Clock.Now())
 	case ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded),
 		ctx.Err() == nil && !errdefs.IsNotFound(err) && !errors.Is(err, driver.ErrUnavailable):
 		// The engine lists it and cannot inspect it: it is as it was last inspected, if it ever was.
-		i = d.instanceFromSummary(s)
+		i = instanceFromSummary(d, s)
 		if known != nil {
 			*i = *known
 			i.state = s.State

@@ -6,7 +6,6 @@ package docker
 import (
 	"context"
 
-	"github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -19,10 +18,10 @@ import (
 // if needed. A failed pull is reported once; the call after that starts a new one.
 // A pull only pulls: the next Ensure does the rest.
 func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
-	image, policy := d.imageReference(spec), spec.Image.PullPolicy
+	image, policy := d.Options.imageReference(spec), spec.Image.PullPolicy
 	if policy == driver.PullNever {
 		d.fetches.ReleaseExcept(spec.UID)
-		present, err := d.hasImage(ctx, image)
+		present, err := d.engine.HasImage(ctx, image)
 		if err == nil && !present {
 			err = driver.WithReason(driver.ReasonImageUnavailable, driver.Errorf(driver.ErrRetry,
 				"image %s is not on the Docker host and spec.image.pullPolicy is Never: pull it there or change the policy", image))
@@ -41,7 +40,7 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 		return false, nil
 	}
 	if policy != driver.PullAlways {
-		if present, err := d.hasImage(ctx, image); err != nil || present {
+		if present, err := d.engine.HasImage(ctx, image); err != nil || present {
 			return false, err
 		}
 	}
@@ -49,21 +48,10 @@ func (d *Driver) ensureImage(ctx context.Context, spec driver.ServerSpec) (waits
 		err := d.engine.Change(ctx, "pull image "+image, func(ctx context.Context, c *client.Client) error {
 			return pull.Image(ctx, c, image, f)
 		})
-		d.Log.V(1).Info("Pull ended", "image", image, "err", err)
+		d.Options.Log.V(1).Info("Pull ended", "image", image, "err", err)
 		return err
 	})
 	return true, nil
-}
-
-func (d *Driver) hasImage(ctx context.Context, image string) (bool, error) {
-	err := d.engine.Read(ctx, "inspect image "+image, func(ctx context.Context, c *client.Client) error {
-		_, err := c.ImageInspect(ctx, image)
-		return err
-	})
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
 }
 
 // Abandon implements driver.Fetcher.

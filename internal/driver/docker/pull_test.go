@@ -277,7 +277,7 @@ func TestPullPolicies(t *testing.T) {
 	p := newProxy(t)
 	d.engine.Close()
 	var err error
-	d.engine, err = engine.New(p.host(), d.Clock)
+	d.engine, err = engine.New(p.host(), d.Options.Clock)
 	assert.NoError(t, err)
 	for _, pulls := range []int{1, 2} {
 		for range 2 {
@@ -367,7 +367,7 @@ func newLeakingRegistry(t *testing.T) (host string) {
 func TestImageURLIsHidden(t *testing.T) {
 	t.Parallel()
 	d := &Driver{Options: Options{Image: DefaultImage}}
-	err := d.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))
+	err := d.Options.checkSpec(guestSpec("https://user:" + secret + "@registry.example/x"))
 	wantError(t, err, driver.ErrInvalid, "", `begins with "https://"`)
 	assert.True(t, !strings.Contains(err.Error(), secret), "it shows: %v", err)
 }

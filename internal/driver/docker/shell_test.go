@@ -118,7 +118,9 @@ func shellFiles(ctx context.Context) (map[string][]byte, error) {
 
 func shellSpec(t *testing.T) driver.ServerSpec {
 	t.Helper()
-	return guestSpec(shellImage(t))
+	spec := guestSpec(shellImage(t))
+	spec.Stdin = true
+	return spec
 }
 
 // shellGuest describes the shell's abilities to the contract suite.

@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,17 +14,18 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/process"
+	"cloudnative.tw/drover/internal/driver/docker/volumes"
 )
 
 // checkSpec rejects a spec that no container can have.
-func (d *Driver) checkSpec(spec driver.ServerSpec) error {
-	if scheme, _, ok := strings.Cut(d.imageReference(spec), "://"); ok {
+func (o Options) checkSpec(spec driver.ServerSpec) error {
+	if scheme, _, ok := strings.Cut(o.imageReference(spec), "://"); ok {
 		return driver.Errorf(driver.ErrInvalid, "spec.image.source begins with %q, which the docker driver does not take: it must be an image reference such as nginx or registry.example.org/team/app:v1", scheme+"://")
 	}
-	if _, err := reference.ParseAnyReference(d.imageReference(spec)); err != nil {
-		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", d.imageReference(spec), err)
+	if _, err := reference.ParseAnyReference(o.imageReference(spec)); err != nil {
+		return driver.Errorf(driver.ErrInvalid, "spec.image.source: %q is not an image reference such as nginx or registry.example.org/team/app:v1: %w", o.imageReference(spec), err)
 	}
-	return fields.CheckSupported(spec)
+	return cmp.Or(fields.CheckSupported(spec), volumes.Check(spec))
 }
 
 func formatCPU(milli int64) string {
@@ -38,10 +40,11 @@ const (
 	LabelName      = "cloudnative.tw/name"
 	LabelCluster   = "cloudnative.tw/cluster"
 	LabelEpoch     = "cloudnative.tw/epoch"
-	// LabelImage, LabelPorts and LabelRootDisk record what was requested at
+	// LabelImage, LabelPorts, LabelVolumes and LabelRootDisk record what was requested at
 	// creation, to detect later whether the spec has changed.
 	LabelImage    = "cloudnative.tw/image"
 	LabelPorts    = "cloudnative.tw/ports"
+	LabelVolumes  = "cloudnative.tw/volumes"
 	LabelRootDisk = "cloudnative.tw/root-disk"
 )
 
@@ -75,7 +78,7 @@ var fields = slices.Concat(driver.Fields[specChange]{
 	{Name: "shutdownGracePeriodSeconds", Support: driver.AppliedLive}, // by StopBy; a host's shutdown is the engine's
 	{Name: "restartPolicy", Support: driver.AppliedLive},
 	{Name: "resource", Support: driver.AppliedLive, Parts: []string{"cpu", "memory"}},
-	{Name: "resource.rootDisk", Support: driver.Noted},
+	{Name: "resource.rootDisk", Support: driver.Ignored},
 	{Name: "image", Support: driver.AppliedAtRestart, Parts: []string{"source"}, Differs: specChange.hasOtherImage},
 	{Name: "image.pullPolicy", Support: driver.AppliedLive},
 	{Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"protocol", "port", "hostPort", "hostIP"}, Differs: specChange.hasOtherPorts},
@@ -96,9 +99,35 @@ var fields = slices.Concat(driver.Fields[specChange]{
 		Name: "workingDir", Support: driver.AppliedAtRestart,
 		Differs: func(c specChange) bool { return c.has.process.WorkingDir != c.wantsProcess.WorkingDir },
 	},
+	{
+		Name: "user", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.User != c.wantsProcess.User },
+	},
+	{
+		Name: "init", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.Init != c.wantsProcess.Init },
+	},
+	{
+		Name: "stdin", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.Stdin != c.wantsProcess.Stdin },
+	},
+	{
+		Name: "tty", Support: driver.AppliedAtRestart,
+		Differs: func(c specChange) bool { return c.has.process.TTY != c.wantsProcess.TTY },
+	},
+	{
+		Name: "sysctls", Support: driver.AppliedAtRestart, Parts: []string{"name", "value"},
+		Differs: func(c specChange) bool { return c.has.process.Sysctls != c.wantsProcess.Sysctls },
+	},
 	{Name: "image.checksum", Support: driver.Unsupported, Hint: "the docker driver cannot check it; name the image by digest (name@sha256:...) or leave it out"},
 	{Name: "image.kernel", Support: driver.Unsupported, Hint: "containers run on the host's kernel; use driver qemu or leave it out"},
-	{Name: "volumes", Support: driver.Unsupported, Hint: "the docker driver does not offer disks; use driver qemu or leave it out"},
+	{
+		Name: "volumes", Support: driver.AppliedAtRestart, Parts: []string{"name", "readOnly", "mountPath"},
+		Differs: func(c specChange) bool { return c.has.volumes != volumes.Text(c.wants) },
+	},
+	{Name: "volumes.size", Support: driver.Ignored},
+	{Name: "volumes.source.image", Support: driver.Unsupported, Hint: "the docker driver fills a volume from the server's image; use driver qemu or leave it out"},
+	{Name: "files", Support: driver.Unsupported, Hint: "the docker driver cannot replace files in a folder in memory as a whole; use driver qemu, or leave it out and pass values by env"},
 	{Name: "userData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "networkData", Support: driver.Unsupported, Hint: "the docker driver cannot run cloud-init; use driver qemu or leave it out"},
 	{Name: "sshAuthorizedKeys", Support: driver.Unsupported, Hint: "the docker driver cannot install SSH keys; use driver qemu or leave it out"},

@@ -34,6 +34,7 @@ import (
 func startShell(t *testing.T, d *Driver) (driver.ServerSpec, driver.Server) {
 	t.Helper()
 	spec := newSpec(t, d, shellImage(t))
+	spec.Stdin = true
 	return spec, ensureState(t, d, spec, driver.StateRunning)
 }
 
@@ -44,13 +45,11 @@ func mustConsole(t *testing.T, d *Driver, spec driver.ServerSpec) (io.ReadWriteC
 	return c, streams.ReadAll(t, c)
 }
 
-// TestConsoleOfTerminal has a container with a terminal, which was made by hand.
+// TestConsoleOfTerminal has a container with a terminal.
 func TestConsoleOfTerminal(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, shellImage(t))
-	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
-	options.Config.Tty = true
-	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
+	spec.Stdin, spec.TTY = true, true
 	ensureState(t, d, spec, driver.StateRunning)
 	c, shown := mustConsole(t, d, spec)
 	shown.WaitForText(t, "the shell is up\r\n")
@@ -264,7 +263,7 @@ func TestStreamsOfDuplicate(t *testing.T) {
 			t.Errorf("%s of a paused server: %v", name, err)
 		}
 	}
-	createUnmanaged(t, "", containerLabels(spec, d.ClusterID, spec.Image.Source))
+	createUnmanaged(t, "", containerLabels(spec, d.Options.ClusterID, spec.Image.Source))
 	for _, call := range streamCalls(d, spec) {
 		wantError(t, call(t.Context()), driver.ErrRetry, driver.ReasonDuplicate)
 	}
@@ -322,7 +321,7 @@ func TestStreamsOfHangingEngine(t *testing.T) {
 			if at == "/start" { // the requests before it are to succeed
 				timeout = 10 * time.Second
 			}
-			d := newDriver(t, Options{ClusterID: plain.ClusterID, Host: p.host(), CallTimeout: timeout})
+			d := newDriver(t, Options{ClusterID: plain.Options.ClusterID, Host: p.host(), CallTimeout: timeout})
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 				if !strings.HasSuffix(r.URL.Path, at) {
 					return false
@@ -356,7 +355,7 @@ func TestRestartDuringCall(t *testing.T) {
 			restarted := make(chan error, 1)
 			p.intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 				if strings.HasSuffix(r.URL.Path, s.ID+"/json") && inspections.Add(1) == 2 {
-					_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{})
+					_, err := guestImages(t).client.ContainerRestart(context.WithoutCancel(t.Context()), s.ID, client.ContainerRestartOptions{Timeout: new(0)})
 					restarted <- err
 				}
 				return false
@@ -371,7 +370,7 @@ func TestRestartDuringCall(t *testing.T) {
 func TestLogsOfOtherDriver(t *testing.T) {
 	t.Parallel()
 	d, spec := newServer(t, shellImage(t))
-	options := d.createOptions(spec, containerName(spec), spec.Image.Source)
+	options := d.Options.createOptions(spec, containerName(spec), spec.Image.Source)
 	options.HostConfig.LogConfig = container.LogConfig{Type: "none"}
 	assert.NoError(t, assert.ErrorOf(guestImages(t).client.ContainerCreate(t.Context(), options)))
 	s := ensureState(t, d, spec, driver.StateRunning)

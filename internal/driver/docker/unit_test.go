@@ -112,7 +112,7 @@ func TestHealthText(t *testing.T) {
 		"none":      {container.StateRunning, &container.Health{Status: container.NoHealthcheck}, ""},
 		"is off":    {container.StateExited, &container.Health{Status: container.Unhealthy}, ""},
 	} {
-		i := (&Driver{}).newInstance(container.InspectResponse{State: &container.State{Status: c.state, Health: c.health}})
+		i := newInstance(&Driver{}, container.InspectResponse{State: &container.State{Status: c.state, Health: c.health}})
 		got := i.toServer().NotReady
 		assert.True(t, (got == "") == (c.want == "") && strings.Contains(got, c.want), "%s: it is not ready because of %q, want %q", name, got, c.want)
 	}
@@ -262,11 +262,11 @@ func TestExplainStart(t *testing.T) {
 		},
 		"command that does not exist": {
 			`failed to create shim: OCI runtime create failed: container_linux.go:380: starting container process caused: exec: "/nope": stat /nope: no such file or directory: unknown`,
-			driver.ErrInvalid, "", `spec.image.source: image img runs the command "/nope", which does not exist in it;`,
+			driver.ErrInvalid, "", `spec.image.source: image img runs the command "/nope", which does not exist;`,
 		},
 		"command that is in no PATH": {
 			`failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: exec: "a \"b\"": executable file not found in $PATH: unknown`,
-			driver.ErrInvalid, "", `runs the command "a \"b\"", which is in no folder of its PATH;`,
+			driver.ErrInvalid, "", `runs the command "a \"b\"", which is in no folder of PATH;`,
 		},
 		"command that is not a program": {
 			`failed to create task for container: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: exec: "/etc": permission denied: unknown`,
@@ -289,7 +289,7 @@ func TestExplainStart(t *testing.T) {
 		"full disk": {"mkdir /var/lib/docker/x: no space left on device", driver.ErrExhausted, "", "no space left"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := explainStart(spec, "img", errors.New(c.err))
+			err := explainStartError(spec, "img", errors.New(c.err))
 			wantError(t, err, c.kind, c.reason, c.want)
 			isRaw := strings.Contains(err.Error(), c.err)
 			isExplained := errors.Is(c.kind, driver.ErrInvalid) || c.reason != ""
@@ -305,16 +305,16 @@ func TestLimits(t *testing.T) {
 	o.ClusterID = "c"
 	d := newDriver(t, o)
 	for logDriver, wants := range map[string]bool{"json-file": true, "local": true, "journald": false, "none": false, "": false} {
-		c := limitedLog(logDriver, d.logSize, d.LogFiles)
+		c := limitedLog(logDriver, d.logSize, d.Options.LogFiles)
 		if wants && (c.Type != logDriver || c.Config["max-size"] != "10485760" || c.Config["max-file"] != "5") || !wants && (c.Type != "" || c.Config != nil) {
 			t.Errorf("with the log driver %q of the engine it is %+v", logDriver, c)
 		}
 	}
-	limit := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit
+	limit := d.Options.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit
 	assert.True(t, limit != nil && *limit == DefaultPIDs, "the limit of processes is %v, want %d", limit, DefaultPIDs)
 	o.PIDs, o.LogSize = 0, ""
 	d = newDriver(t, o)
-	limit, c := d.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, limitedLog("json-file", d.logSize, d.LogFiles)
+	limit, c := d.Options.createOptions(driver.ServerSpec{}, "", "").HostConfig.PidsLimit, limitedLog("json-file", d.logSize, d.Options.LogFiles)
 	assert.True(t, limit == nil && c.Config == nil, "without limits they are %v and %+v", limit, c)
 	for want, o := range map[string]Options{
 		"--docker-pids-limit is -1":         {PIDs: -1},

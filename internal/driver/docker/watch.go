@@ -63,7 +63,7 @@ func (d *Driver) openEventStream(ctx context.Context, cancel context.CancelFunc,
 	defer answered()
 	filter := client.Filters{}.
 		Add("type", string(events.ContainerEventType)).
-		Add("label", LabelCluster+"="+d.ClusterID).
+		Add("label", LabelCluster+"="+d.Options.ClusterID).
 		Add("event", watchedActions...)
 	err = d.engine.Read(ctx, "follow events", func(ctx context.Context, c *client.Client) error {
 		stream = c.Events(ctx, client.EventsListOptions{Since: since, Filters: filter})
@@ -82,7 +82,7 @@ func (d *Driver) followEvents(ctx context.Context, stream client.EventsResult, q
 			d.cache.invalidateInspection(e.Actor.ID)
 			queue.Add(types.UID(e.Actor.Attributes[LabelUID]))
 		case err := <-stream.Err:
-			d.Log.V(1).Info("Docker's event stream ended", "host", d.engine.Address(), "err", err)
+			d.Options.Log.V(1).Info("Docker's event stream ended", "host", d.engine.Address(), "err", err)
 			return
 		case <-ctx.Done():
 			return

@@ -255,7 +255,7 @@ func (r *rig) began(n int) map[string]*run {
 
 func (r *rig) waits(uid types.UID, want bool) {
 	r.t.Helper()
-	if status := r.Progress(uid); strings.HasSuffix(status, ": it waits for other fetches to end") != want || !strings.HasPrefix(status, "fetching "+string(uid)) {
+	if status := r.Progress(uid); strings.HasSuffix(status, ": waiting for other fetches to end") != want || !strings.HasPrefix(status, "fetching "+string(uid)) {
 		r.t.Errorf("the status of %s is %q, want it to wait: %v", uid, status, want)
 	}
 }
@@ -292,7 +292,7 @@ func TestTurnGivenUp(t *testing.T) {
 	assert.Equal(t, "began", r.next().key, "c")
 }
 
-// TestTurnsOfOne checks that no namespace has all places.
+// TestTurnsOfOne checks that no namespace has all slots.
 func TestTurnsOfOne(t *testing.T) {
 	r := newRig(t)
 	r.Concurrency = 4

@@ -13,55 +13,55 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// progressInterval is the least time between two notifications of a fetch's progress.
+// progressInterval is the minimum interval between two notifications of a fetch's progress.
 const progressInterval = 2 * time.Second
 
-// Fetch is a fetch that runs or waits for a place.
+// Fetch is a fetch that runs or waits for a slot. After losing its slot, it begins another run.
 type Fetch struct {
 	tracker     *Tracker
 	key         string
-	description string // what it does, for people
-	begin       func() // begins a run
-	done        chan struct{}
-	alive       chan struct{} // has a value after progress
-	received    atomic.Int64  // bytes of the content that have come in this run
+	description string // for users
+	startRun    func()
+	done        chan struct{} // closed when the fetch has ended
+	alive       chan struct{} // receives a value whenever the fetch makes progress
+	received    atomic.Int64  // bytes of the content that this run has received
 
 	// Tracker.mu guards the rest.
 
-	status     string // the description with its progress
+	status     string // the description with the progress
 	notifiedAt time.Time
-	cancel     context.CancelCauseFunc
-	waits      bool   // for a place in its lane
-	arrival    uint64 // since when it waits, as a number
-	hasPlace   bool
+	cancel     context.CancelCauseFunc // ends the run
+	isWaiting  bool                    // for a slot in lane
+	arrival    uint64                  // a number by which fetches that wait are ordered
+	hasSlot    bool
 	lane       lane
-	namespace  string    // which its place is counted for
-	placedAt   time.Time // when it got its place in this lane
-	losses     int       // how often it has lost a place in the slow lane
+	namespace  string    // the namespace whose share the slot counts against
+	assignedAt time.Time // when the fetch got its slot in this lane
+	losses     int       // how often the fetch has lost a slot in the slow lane
 	begunAt    time.Time // when this run began
-	total      int64     // bytes of the content; 0 while that is not known
-	reviewed   sample    // at the last review
+	total      int64     // bytes of the content; 0 if unknown
+	reviewed   sample    // received bytes at the last review
 }
 
-// sample is how much a fetch had received at a time.
+// sample is the number of bytes that a fetch had received at a point in time.
 type sample struct {
 	at       time.Time
 	received int64
 }
 
 var (
-	errAbandoned = errors.New("no server waits for it any more")
-	errStalled   = errors.New("it stalled")
-	errTooLong   = errors.New("it took too long")
-	// errPlaceLost ends a run. The fetch begins again once it gets another place.
-	errPlaceLost = errors.New("it waits for other fetches to end")
+	errAbandoned = errors.New("no server is waiting for this fetch any more")
+	errStalled   = errors.New("the fetch stalled")
+	errTooLong   = errors.New("the fetch took too long")
+	// errSlotLost ends a run. The fetch starts another run once it gets a slot again.
+	errSlotLost = errors.New("waiting for other fetches to end")
 )
 
 func (t *Tracker) newFetch(ctx context.Context, key, description string, get func(context.Context, *Fetch) error) *Fetch {
 	f := &Fetch{tracker: t, key: key, description: description, done: make(chan struct{}), alive: make(chan struct{}, 1)}
-	f.begin = func() {
+	f.startRun = func() {
 		ctx, cancel := context.WithCancelCause(ctx)
-		f.cancel, f.status, f.waits, f.total = cancel, description, false, 0
+		f.cancel, f.status, f.isWaiting, f.total = cancel, description, false, 0
 		f.received.Store(0)
 		f.begunAt = t.Clock.Now()
 		f.reviewed = sample{at: f.begunAt}
@@ -70,7 +70,6 @@ func (t *Tracker) newFetch(ctx context.Context, key, description string, get fun
 	return f
 }
 
-// runFetch is one run of a fetch, which is the only one unless the fetch loses its place.
 func (f *Fetch) runFetch(ctx context.Context, cancel context.CancelCauseFunc, get func(context.Context, *Fetch) error) {
 	defer cancel(nil)
 	go f.watchStall(ctx, cancel)
@@ -80,7 +79,7 @@ func (f *Fetch) runFetch(ctx context.Context, cancel context.CancelCauseFunc, ge
 	case errors.Is(cause, errStalled):
 		err = fmt.Errorf("%s: no progress for %v", f.currentStatus(), f.tracker.Stall)
 	case errors.Is(cause, errTooLong):
-		err = fmt.Errorf("%s: it has not ended within %v", f.currentStatus(), longestRun)
+		err = fmt.Errorf("%s: not complete after %v", f.currentStatus(), longestRun)
 	}
 	changed, isOver := f.tracker.endRun(f, err)
 	f.tracker.Notify(changed...)
@@ -89,21 +88,21 @@ func (f *Fetch) runFetch(ctx context.Context, cancel context.CancelCauseFunc, ge
 	}
 }
 
-// endRun records the end of a run, and returns the servers whose state may have changed and whether the fetch
-// has ended with it.
+// endRun records the end of a run. It returns the servers whose state may have changed, and whether the whole
+// fetch is over.
 func (t *Tracker) endRun(f *Fetch, err error) (changed []types.UID, isOver bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.admitWaiting()
-	if err != nil && !f.hasPlace && t.running[f.key] == f {
+	if err != nil && !f.hasSlot && t.running[f.key] == f {
 		t.enqueueFetch(f)
-		return t.waitingServers(f), false
+		return t.serversWaitingFor(f), false
 	}
-	t.places.removeFetch(f)
+	t.slots.removeFetch(f)
 	return t.recordResult(f, err), true
 }
 
-// watchStall cancels a run that makes no progress for too long, and reviews the fetch's place.
+// watchStall cancels a run that makes no progress for too long, and reviews whether the fetch may keep its slot.
 func (f *Fetch) watchStall(ctx context.Context, cancel context.CancelCauseFunc) {
 	reviews := f.tracker.Clock.NewTimer(reviewInterval)
 	defer reviews.Stop()
@@ -131,16 +130,16 @@ func (f *Fetch) currentStatus() string {
 	return f.status
 }
 
-// abandon ends a fetch: at once if it waits for a place, or else once its run has ended. The caller holds Tracker.mu.
+// abandon ends a fetch that waits for a slot, or cancels its run. The caller holds Tracker.mu.
 func (f *Fetch) abandon() {
-	if f.waits {
+	if f.isWaiting {
 		close(f.done)
 		return
 	}
 	f.cancel(errAbandoned)
 }
 
-// ResetStallTimer restarts the time after which a fetch without progress is ended.
+// ResetStallTimer restarts the timer that cancels a fetch without progress.
 func (f *Fetch) ResetStallTimer() {
 	select {
 	case f.alive <- struct{}{}:
@@ -148,8 +147,8 @@ func (f *Fetch) ResetStallTimer() {
 	}
 }
 
-// Report records that the fetch makes progress, and its status, which is for people.
-// The waiting servers are notified of changes from time to time.
+// Report records that the fetch makes progress, with a status for users. It notifies the waiting servers
+// of a new status, at most once every progressInterval.
 func (f *Fetch) Report(status string) {
 	f.ResetStallTimer()
 	f.tracker.Notify(f.tracker.recordProgress(f, status)...)
@@ -164,32 +163,31 @@ func (t *Tracker) recordProgress(f *Fetch, status string) []types.UID {
 		return nil
 	}
 	f.status, f.notifiedAt = status, now
-	return t.waitingServers(f)
+	return t.serversWaitingFor(f)
 }
 
-// Received records that so many more bytes of the content have come. What comes beside the content does not
-// count.
+// Received adds to the number of received bytes of the content, without headers and other overhead.
 func (f *Fetch) Received(bytes int64) { f.received.Add(bytes) }
 
-// Expect records how many bytes the content has, before they come; 0 means that this is not known. It fails if the
-// fetch has to wait for a place among large ones: get has to end then, and is called again.
+// Expect records the size of the content in bytes before the content is received; 0 means unknown. It fails if the
+// fetch has to wait for a slot in the large lane. The fetch's get function must then return, and is called again later.
 func (f *Fetch) Expect(total int64) error {
 	t := f.tracker
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.total = total
-	isSmall := total > 0 && total < largeFrom
+	isSmall := total > 0 && total < largeThreshold
 	switch {
-	case !f.hasPlace:
-		return errPlaceLost
+	case !f.hasSlot:
+		return errSlotLost
 	case f.lane != quick, isSmall:
 		return nil
 	}
 	defer t.admitWaiting()
-	if t.places.hasPlaceFor(large, f.namespace) {
-		t.places.placeFetch(f, large, f.namespace)
+	if t.slots.hasSlotFor(large, f.namespace) {
+		t.slots.assignSlot(f, large, f.namespace)
 		return nil
 	}
-	t.places.displaceFetch(f, large)
-	return errPlaceLost
+	t.slots.revokeSlot(f, large)
+	return errSlotLost
 }

@@ -10,100 +10,100 @@ import (
 	"time"
 )
 
-// lane is a kind of fetch. Each kind has separate places, so that long fetches delay only other long ones.
+// lane is a queue for one kind of fetch. Each lane has separate slots, so that long fetches delay only other long ones.
 type lane int
 
-// The lanes. A fetch begins in the first one, and moves on with the bytes that it has received.
+// A fetch begins in the quick lane. It keeps the received bytes when it moves to a free slot of another lane.
 const (
 	quick lane = iota
-	// large is for contents of largeFrom bytes or more, or of unknown size.
+	// large is for contents of largeThreshold bytes or more, or of unknown size.
 	large
-	// slow is for fetches that have lost their place in another lane.
+	// slow is for fetches that have lost their slot in another lane.
 	slow
 	laneCount
 )
 
 const (
-	// DefaultConcurrency is how many places a driver has in each lane.
+	// DefaultConcurrency is how many slots a driver has in each lane.
 	DefaultConcurrency = 4
 
-	// largeFrom is from how many bytes on a content is large.
-	largeFrom = 64 << 20
-	// reviewInterval is how often it is checked whether a fetch may keep its place: it has to receive
-	// leastRate bytes a second in that time.
+	// largeThreshold is the size in bytes at which a content counts as large.
+	largeThreshold = 64 << 20
+	// reviewInterval is the time between two reviews of a fetch. A fetch may keep its slot if it received
+	// at least minRate bytes a second since the last review.
 	reviewInterval = 10 * time.Second
-	leastRate      = 256 << 10
-	// longestRun limits for how long a fetch has an unfinished file on the disk.
+	minRate        = 256 << 10
+	// longestRun limits how long an unfinished file of a fetch uses space on the disk.
 	longestRun = 24 * time.Hour
 )
 
-// turns are for how long a fetch may keep its place, however fast it is. A place in the last lane is lost only to a
-// namespace that has none, and only one in each turn. A fetch that has lost one keeps the next for twice as long: what
-// takes less than longestRun arrives, whatever others do.
+// turns limit how long a fetch keeps its slot in a lane, whatever its rate. In the slow lane a fetch loses its slot
+// only to a namespace that has none there, and only one fetch in each turn. After each loss the fetch keeps its next
+// slot twice as long, so that every fetch that needs less than longestRun succeeds.
 var turns = [laneCount]time.Duration{quick: time.Minute, large: 10 * time.Minute, slow: 15 * time.Minute}
 
-// reviewFetch checks whether a fetch may keep its place.
+// reviewFetch checks whether a fetch may keep its slot.
 func (t *Tracker) reviewFetch(f *Fetch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.admitWaiting()
-	before, now := f.reviewed, sample{t.Clock.Now(), f.received.Load()}
-	if now.at.Sub(before.at) < reviewInterval { // it began again after this review was planned
+	previous, now := f.reviewed, sample{t.Clock.Now(), f.received.Load()}
+	if now.at.Sub(previous.at) < reviewInterval { // the review was planned for the previous run
 		return
 	}
 	f.reviewed = now
-	isComplete := f.total > 0 && now.received >= f.total // what is left to do is local
-	isSlow := float64(now.received-before.received) < leastRate*now.at.Sub(before.at).Seconds()
+	isComplete := f.total > 0 && now.received >= f.total // for example a checksum is left to compute
+	isSlow := float64(now.received-previous.received) < minRate*now.at.Sub(previous.at).Seconds()
 	switch {
 	case now.at.Sub(f.begunAt) >= longestRun:
 		f.cancel(errTooLong)
-	case !f.hasPlace, f.lane == slow, isComplete:
-	case isSlow, now.at.Sub(f.placedAt) >= turns[f.lane]:
+	case !f.hasSlot, f.lane == slow, isComplete:
+	case isSlow, now.at.Sub(f.assignedAt) >= turns[f.lane]:
 		t.demoteFetch(f)
 	}
 }
 
 // The following methods require the lock to be held.
 
-// demoteFetch moves a fetch to the slow lane. If that is full, the fetch stays where it is until another namespace
-// needs its place. Only then does it lose the bytes that it has received.
+// demoteFetch moves a fetch to the slow lane. If the slow lane is full, the fetch keeps its slot until another namespace
+// needs it. The fetch then loses the bytes that it has received.
 func (t *Tracker) demoteFetch(f *Fetch) {
 	switch {
-	case t.places.hasPlaceFor(slow, f.namespace):
-		t.places.placeFetch(f, slow, f.namespace)
+	case t.slots.hasSlotFor(slow, f.namespace):
+		t.slots.assignSlot(f, slow, f.namespace)
 	case t.isWanted(f):
-		t.places.displaceFetch(f, slow)
+		t.slots.revokeSlot(f, slow)
 	}
 }
 
-// isWanted reports whether another namespace would use a fetch's place.
+// isWanted reports whether another namespace could use the slot of a fetch now.
 func (t *Tracker) isWanted(f *Fetch) bool {
 	for _, namespace := range t.waitingFor(f.lane) {
-		if namespace != f.namespace && t.places.isBelowShare(f.lane, namespace) {
+		if namespace != f.namespace && t.slots.isBelowShare(f.lane, namespace) {
 			return true
 		}
 	}
 	return false
 }
 
-// nextNumber returns the number of an arrival or a begin, which is greater than all before.
+// nextNumber returns a number that is greater than all earlier ones, for the order of arrivals and starts.
 func (t *Tracker) nextNumber() uint64 {
 	t.counter++
 	return t.counter
 }
 
-// enqueueFetch has a fetch wait for a place, behind those that do.
+// enqueueFetch makes a fetch wait for a slot, behind the other fetches that wait.
 func (t *Tracker) enqueueFetch(f *Fetch) {
-	f.waits, f.arrival, f.status = true, t.nextNumber(), f.description+": "+errPlaceLost.Error()
+	f.isWaiting, f.arrival, f.status = true, t.nextNumber(), f.description+": "+errSlotLost.Error()
 }
 
-// waitingFor returns the fetches that wait for a place in a lane, with each namespace that has a server which waits
-// for the fetch.
+// waitingFor returns the fetches that wait for a slot in a lane, each with the namespace of a server that waits for
+// the fetch. A fetch is returned once for each such server.
 func (t *Tracker) waitingFor(l lane) iter.Seq2[*Fetch, string] {
 	return func(yield func(*Fetch, string) bool) {
 		for _, s := range t.servers {
 			for _, c := range s.claims {
-				if c.fetch != nil && c.fetch.waits && c.fetch.lane == l && !yield(c.fetch, s.namespace) {
+				if c.fetch != nil && c.fetch.isWaiting && c.fetch.lane == l && !yield(c.fetch, s.namespace) {
 					return
 				}
 			}
@@ -111,34 +111,34 @@ func (t *Tracker) waitingFor(l lane) iter.Seq2[*Fetch, string] {
 	}
 }
 
-// admitWaiting begins the fetches that can have a place.
+// admitWaiting starts waiting fetches as long as there are slots for them.
 func (t *Tracker) admitWaiting() {
 	for l := range laneCount {
 		for f, namespace := t.findNext(l); f != nil; f, namespace = t.findNext(l) {
 			t.served[namespace] = t.nextNumber()
-			t.places.placeFetch(f, l, namespace)
-			f.begin()
+			t.slots.assignSlot(f, l, namespace)
+			f.startRun()
 		}
 	}
 	t.forgetServed()
 }
 
-// findNext returns the fetch that is next to have a place in a lane, and for which namespace. The namespaces take
-// turns: first those with the fewest places, then those whose last fetch began longest ago. A namespace without one counts
-// from its arrival, so that a new namespace, or one that comes again, does not pass one that waits.
+// findNext returns the fetch that gets the next slot in a lane, and the namespace whose share the slot counts against. The
+// namespace with the fewest slots comes first, then the one whose last fetch began longest ago. For a namespace without
+// a fetch, its arrival counts, so that it does not overtake a namespace that waits already.
 func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
-	if l != slow && !t.places.hasRoom(l) {
+	if l != slow && !t.slots.hasFreeSlot(l) {
 		return nil, ""
 	}
-	places, can := map[string]int{}, map[string]bool{}
-	for f, of := range t.waitingFor(l) {
-		if _, known := can[of]; !known {
-			places[of], can[of] = t.places.countFetches(l, of), t.places.hasPlaceFor(l, of)
+	held, mayHaveMore := map[string]int{}, map[string]bool{}
+	for f, other := range t.waitingFor(l) {
+		if _, known := mayHaveMore[other]; !known {
+			held[other], mayHaveMore[other] = t.slots.countFetches(l, other), t.slots.hasSlotFor(l, other)
 		}
-		if can[of] && (next == nil || cmp.Or(
-			cmp.Compare(places[of], places[namespace]), cmp.Compare(t.served[of], t.served[namespace]),
-			cmp.Compare(f.arrival, next.arrival), cmp.Compare(of, namespace)) < 0) {
-			next, namespace = f, of
+		if mayHaveMore[other] && (next == nil || cmp.Or(
+			cmp.Compare(held[other], held[namespace]), cmp.Compare(t.served[other], t.served[namespace]),
+			cmp.Compare(f.arrival, next.arrival), cmp.Compare(other, namespace)) < 0) {
+			next, namespace = f, other
 		}
 	}
 	return next, namespace
@@ -146,12 +146,12 @@ func (t *Tracker) findNext(l lane) (next *Fetch, namespace string) {
 
 // forgetServed forgets the namespaces without waiting servers.
 func (t *Tracker) forgetServed() {
-	if len(t.served) <= len(t.places.all) {
+	if len(t.served) <= len(t.slots.all) {
 		return
 	}
-	has := map[string]bool{}
+	waiting := map[string]bool{}
 	for _, s := range t.servers {
-		has[s.namespace] = true
+		waiting[s.namespace] = true
 	}
-	maps.DeleteFunc(t.served, func(namespace string, _ uint64) bool { return !has[namespace] })
+	maps.DeleteFunc(t.served, func(namespace string, _ uint64) bool { return !waiting[namespace] })
 }

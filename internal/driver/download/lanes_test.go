@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	review = 10 * time.Second // between two reviews of a place
-	enough = 10 << 20         // bytes that keep a place at a review
+	review = 10 * time.Second // between two reviews of a slot
+	enough = 10 << 20         // bytes that keep a slot at a review
 	large  = 64 << 20         // bytes of a large content
 )
 
-// newLanes returns a rig with four places in each lane, whose fetches do not stall.
+// newLanes returns a rig with four slots in each lane, whose fetches do not stall.
 func newLanes(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
@@ -82,9 +82,9 @@ func expect(t *testing.T, f *run, total int64) {
 	assert.NoError(t, f.Expect(total))
 }
 
-// TestSlowFetchesLeaveTheirPlaces checks that fetches which receive little go on, and that others of every namespace
+// TestSlowFetchesLeaveTheirSlots checks that fetches which receive little go on, and that others of every namespace
 // do not wait for them.
-func TestSlowFetchesLeaveTheirPlaces(t *testing.T) {
+func TestSlowFetchesLeaveTheirSlots(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
 	r.beginIn("one", "a", "b")
@@ -108,9 +108,9 @@ func TestSlowFetchesLeaveTheirPlaces(t *testing.T) {
 	}
 }
 
-// TestFastFetchKeepsItsPlace checks that a fetch keeps its place while it receives enough, for as long as its turn is,
-// and one that has received all, for as long as it takes to use that.
-func TestFastFetchKeepsItsPlace(t *testing.T) {
+// TestFastFetchKeepsItsSlot checks that a fetch keeps its slot for a whole turn while it receives enough. A fetch that
+// has received everything keeps its slot until it ends.
+func TestFastFetchKeepsItsSlot(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
 	r.Concurrency = 1
@@ -138,8 +138,8 @@ func TestFastFetchKeepsItsPlace(t *testing.T) {
 	r.run("last")
 }
 
-// TestLargeFetches checks that small contents do not wait for large ones, that a large one without a place ends, and
-// begins again when there is one, and that a content of unknown size counts as large.
+// TestLargeFetches checks that small contents do not wait for large ones, that the run of a large one without a slot ends
+// and begins again once a slot is free, and that a content of unknown size counts as large.
 func TestLargeFetches(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
@@ -154,12 +154,12 @@ func TestLargeFetches(t *testing.T) {
 	d, small := more["d"], more["small"]
 	expect(t, small, large-1)
 	if err := d.Expect(large); err == nil { // one has three of the large ones
-		t.Error("a namespace has all places")
+		t.Error("a namespace has all slots")
 	}
 	awaitEnd(t, d)
 	r.beginIn("two", "e")
 	expect(t, r.run("e"), large)
-	assert.Eventually(t, "d waits", func(testing.TB) error { return unless(strings.Contains(r.Progress("d"), "waits")) })
+	assert.Eventually(t, "d waits", func(testing.TB) error { return unless(strings.Contains(r.Progress("d"), "waiting")) })
 	r.none()
 	wantRunning(t, a, all["b"], all["c"], small)
 	a.end <- errors.New("it failed")
@@ -172,9 +172,9 @@ func TestLargeFetches(t *testing.T) {
 	})
 }
 
-// TestManySlowFetchesOfOne checks that a namespace with many slow fetches has only its share of the places in each lane,
-// that its fetches keep what they have received as long as no other namespace needs their places, and
-// that those of others neither wait for them nor lose their places to them.
+// TestManySlowFetchesOfOne checks that a namespace with many slow fetches has only its share of the slots in each lane,
+// that its fetches keep what they have received as long as no other namespace needs their slots, and
+// that the fetches of other namespaces neither wait for them nor lose their slots to them.
 func TestManySlowFetchesOfOne(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
@@ -184,7 +184,7 @@ func TestManySlowFetchesOfOne(t *testing.T) {
 	}
 	inSlow := r.began(share)
 	r.step(share, review)
-	inQuick := r.began(share) // in the places of those that are slow now
+	inQuick := r.began(share) // in the slots that the fetches of inSlow have left
 	for range 3 {
 		r.step(2*share, review)
 	}
@@ -205,10 +205,10 @@ func TestManySlowFetchesOfOne(t *testing.T) {
 	wantRunning(t, other, r.run("waits"))
 }
 
-// TestSlowPlaceIsLostToAnother checks that the slowest fetch of the namespace with the most slow ones loses its place to
-// another namespace that has none, and begins again later, and that those of namespaces with few lose theirs
-// only after a while.
-func TestSlowPlaceIsLostToAnother(t *testing.T) {
+// TestSlowSlotIsLostToAnother checks that the slowest fetch of the namespace with the most slow fetches loses its slot to
+// a namespace without any, and begins again later. Fetches of namespaces with few slow fetches lose their slots only
+// after a while.
+func TestSlowSlotIsLostToAnother(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
 	r.beginIn("many", "a", "b", "c")
@@ -243,9 +243,9 @@ func TestSlowPlaceIsLostToAnother(t *testing.T) {
 	wantRunning(t, all["a"], e, f, g)
 }
 
-// TestLostPlaceIsKeptLonger checks that a slow fetch which begins again has twice as long as before, so that it ends at
-// last, while others come again and again.
-func TestLostPlaceIsKeptLonger(t *testing.T) {
+// TestLostSlotIsKeptLonger checks that a slow fetch which begins again keeps its slot twice as long as before, so that
+// it completes in the end although others keep coming.
+func TestLostSlotIsKeptLonger(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
 	r.Concurrency = 1
@@ -269,8 +269,8 @@ func TestLostPlaceIsKeptLonger(t *testing.T) {
 	}
 }
 
-// TestNamespacesTakeTurns checks that the next place goes to the namespace that has waited longest, however many
-// fetches others have that came first.
+// TestNamespacesTakeTurns checks that the next slot goes to the namespace that has waited longest, even if another
+// namespace asked first for many fetches.
 func TestNamespacesTakeTurns(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
@@ -283,8 +283,8 @@ func TestNamespacesTakeTurns(t *testing.T) {
 	}
 }
 
-// TestNewcomersWait checks that a namespace which comes does not go before one that waits, not even by joining a fetch
-// that came first.
+// TestNewcomersWait checks that a new namespace does not overtake one that waits, not even by joining a fetch that was
+// asked for earlier.
 func TestNewcomersWait(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
@@ -301,8 +301,8 @@ func TestNewcomersWait(t *testing.T) {
 	}
 }
 
-// TestFetchOfSeveralNamespaces checks that a fetch which several namespaces wait for does not wait for the turn of the one
-// that began it.
+// TestFetchOfSeveralNamespaces checks that a fetch which several namespaces wait for begins at the turn of any of them,
+// not only of the one that asked for it first.
 func TestFetchOfSeveralNamespaces(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)
@@ -324,11 +324,11 @@ func TestLongestRun(t *testing.T) {
 	awaitEnd(t, a)
 	assert.Eventually(t, "it says why", func(testing.TB) error {
 		_, err := r.Outcome("a", "a")
-		return unless(err != nil && strings.HasSuffix(err.Error(), "it has not ended within 24h0m0s"))
+		return unless(err != nil && strings.HasSuffix(err.Error(), "not complete after 24h0m0s"))
 	})
 }
 
-// TestAbandonWaitingFetch checks that a fetch without a place ends at once, and that its place is not counted.
+// TestAbandonWaitingFetch checks that a fetch without a slot ends at once, and that its slot is not counted.
 func TestAbandonWaitingFetch(t *testing.T) {
 	t.Parallel()
 	r := newLanes(t)

@@ -23,9 +23,9 @@ func testEngineID(t *testing.T, e *env) {
 		id, err := identifier.EngineID(t.Context())
 		assert.NoError(t, err)
 		ids[id] = true
-		assert.True(t, regexp.MustCompile(`^[A-Za-z0-9:._-]{1,128}$`).MatchString(id), "EngineID is %q, want 1 to 128 of [A-Za-z0-9:._-]", id)
+		assert.True(t, regexp.MustCompile(`^[A-Za-z0-9:._-]{1,128}$`).MatchString(id), "EngineID is %q, want 1 to 128 characters of [A-Za-z0-9:._-]", id)
 	}
-	assert.True(t, len(ids) == 1, "one engine has the identities %v, want one that lasts", ids)
+	assert.True(t, len(ids) == 1, "three calls returned the engine IDs %v, want the same each time", ids)
 }
 
 func testCreateTwice(t *testing.T, e *env) {
@@ -34,10 +34,10 @@ func testCreateTwice(t *testing.T, e *env) {
 	second := e.ensureState(t, spec, driver.StateRunning)
 	wantSameRun(t, second, first)
 	wantSameRun(t, listOne(t, e.driver, spec.UID), first)
-	checkNew(t, spec, first)
+	checkNewServer(t, spec, first)
 }
 
-func checkNew(t *testing.T, spec driver.ServerSpec, s driver.Server) {
+func checkNewServer(t *testing.T, spec driver.ServerSpec, s driver.Server) {
 	t.Helper()
 	assert.True(t, s.UID == spec.UID && s.Namespace == spec.Namespace && s.Name == spec.Name,
 		"got %s/%s of UID %s, want %s/%s of UID %s", s.Namespace, s.Name, s.UID, spec.Namespace, spec.Name, spec.UID)
@@ -49,7 +49,7 @@ func checkNew(t *testing.T, spec driver.ServerSpec, s driver.Server) {
 		"the server has %+v, want cpu %dm and memory %d", s.Applied, spec.CPUMilli, spec.MemoryBytes)
 }
 
-// testCreateFromTwoCallers simulates two leaders that both act.
+// testCreateFromTwoCallers checks that two leaders that act at the same time create one server.
 func testCreateFromTwoCallers(t *testing.T, e *env) {
 	spec := e.newSpec(t, "two-callers")
 	other := e.openDriver(t, e.cluster)
@@ -60,13 +60,13 @@ func testCreateFromTwoCallers(t *testing.T, e *env) {
 			d = other
 		}
 		s, err := d.Ensure(t.Context(), spec)
-		assert.True(t, err == nil || !isFinal(err), "Ensure: got the final error %v, want none or one that is retried", err)
+		assert.True(t, err == nil || !isFinal(err), "Ensure: got the final error %v, want none or a transient one", err)
 		ids.add(s.ID)
 	})
 	s := e.ensureState(t, spec, driver.StateRunning)
 	ids.add(s.ID)
 	all := ids.values()
-	assert.True(t, len(all) == 1, "the callers got the servers %v, want one and the same", all)
+	assert.True(t, len(all) == 1, "the callers got the servers %v, want the same server for all", all)
 	wantSameRun(t, listOne(t, other, spec.UID), s)
 	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 }
@@ -86,7 +86,7 @@ func testCreatePaused(t *testing.T, e *env) {
 	assert.True(t, up.ID == s.ID && up.Run == s.Run, "resuming changed the server from %s to %s", describeServers(s), describeServers(up))
 }
 
-// testAdoptAfterCrash simulates a controller that was killed and started again.
+// testAdoptAfterCrash checks that a controller which is started after a crash adopts the server.
 func testAdoptAfterCrash(t *testing.T, e *env) {
 	spec := e.newSpec(t, "adopted")
 	before := e.ensureState(t, spec, driver.StateRunning)
@@ -97,16 +97,16 @@ func testAdoptAfterCrash(t *testing.T, e *env) {
 	assert.True(t, n == 1, "there are %d servers after the adoption, want 1", n)
 }
 
-// testWrongID checks that a Target's ID, if set, must be the server's.
+// testWrongID checks that no call acts on a server whose ID differs from the Target's.
 func testWrongID(t *testing.T, e *env) {
 	spec := e.newSpec(t, "wrong-id")
 	s := e.ensureState(t, spec, driver.StateRunning)
 	wrong := driver.Target{UID: spec.UID, ID: s.ID + "0"}
 	stop := e.stopSpec(spec)
 	stop.Target = wrong
-	wantKind(t, "Ensure with another server's ID", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), stop)) })
+	wantErrorKind(t, "Ensure with another server's ID", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), stop)) })
 	for _, retain := range []bool{false, true} {
-		wantKind(t, "Delete with another server's ID", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), wrong, retain) })
+		wantErrorKind(t, "Delete with another server's ID", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), wrong, retain) })
 	}
 	wantSameRun(t, listOne(t, e.driver, spec.UID), s)
 	spec.ID = s.ID
@@ -117,8 +117,8 @@ func testBadUID(t *testing.T, e *env) {
 	for _, uid := range []types.UID{"", ".", "..", "../x", "/etc/x", "a/b", "a b", "a\nb", "a\x00b", "-rf", types.UID(strings.Repeat("a", 300))} {
 		spec := e.newSpec(t, "bad-uid")
 		spec.UID = uid
-		wantKind(t, "Ensure of the UID "+string(uid), driver.ErrInvalid, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
-		err := errorOf(t, "Delete", driver.ErrInvalid, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
+		wantErrorKind(t, "Ensure of the UID "+string(uid), driver.ErrInvalid, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
+		err := errorAfterRetries(t, "Delete", driver.ErrInvalid, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
 		assert.True(t, errors.Is(err, driver.ErrInvalid) || errors.Is(err, driver.ErrNotFound), "Delete of the UID %q: got %v, want invalid or not found", uid, err)
 	}
 	left := listServers(t, e.driver)
@@ -135,14 +135,13 @@ func testOtherCluster(t *testing.T, e *env) {
 	named := listServers(t, d, spec.UID)
 	assert.True(t, len(named) == 0, "List by UID shows another cluster's %s", describeServers(named...))
 	for _, target := range []driver.Target{{UID: spec.UID}, {UID: spec.UID, ID: theirs.ID}} {
-		wantKind(t, "Delete of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, false) })
-		wantKind(t, "Release of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, true) })
-		touch := e.stopSpec(spec)
-		touch.Target = target
-		// Whether a second server of that UID is possible is up to the
-		// engine.
-		s, err := d.Ensure(t.Context(), touch)
-		assert.True(t, err != nil || s.ID != theirs.ID, "Ensure took another cluster's %s", describeServers(s))
+		wantErrorKind(t, "Delete of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, false) })
+		wantErrorKind(t, "Release of another cluster's server", driver.ErrNotFound, func() error { return d.Delete(t.Context(), target, true) })
+		stop := e.stopSpec(spec)
+		stop.Target = target
+		// An engine may refuse a second server with the same UID, or create one.
+		s, err := d.Ensure(t.Context(), stop)
+		assert.True(t, err != nil || s.ID != theirs.ID, "Ensure returned another cluster's %s", describeServers(s))
 	}
 	for _, u := range usageOf(t, d, spec.UID) {
 		t.Errorf("Usage reports another cluster's server: %+v", u)

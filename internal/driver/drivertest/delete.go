@@ -15,42 +15,42 @@ import (
 
 func testDeleteGone(t *testing.T, e *env) {
 	never := driver.Target{UID: newUID()}
-	wantKind(t, "Delete of a server that never existed", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, false) })
-	wantKind(t, "Release of a server that never existed", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, true) })
+	wantErrorKind(t, "Delete of a server that never existed", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, false) })
+	wantErrorKind(t, "Release of a server that never existed", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), never, true) })
 
 	spec := e.newSpec(t, "gone")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.deleteUntilGone(t, e.driver, spec.UID)
-	wantKind(t, "Delete with the ID of a removed server", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false) })
+	wantErrorKind(t, "Delete with the ID of a removed server", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: first.ID}, false) })
 
 	if !e.FixedID {
 		byID := spec
 		byID.ID = first.ID
-		wantKind(t, "Ensure with the ID of a removed server", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), byID)) })
+		wantErrorKind(t, "Ensure with the ID of a removed server", driver.ErrNotFound, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), byID)) })
 		left := listServers(t, e.driver)
 		assert.True(t, len(left) == 0, "Ensure of a removed server made %s", describeServers(left...))
 	}
 	again := e.ensureState(t, spec, driver.StateRunning)
-	e.checkMadeAgain(t, again, first)
+	e.checkRecreated(t, again, first)
 }
 
-// checkMadeAgain checks that a server is another one than the one that was removed.
-func (e *env) checkMadeAgain(t *testing.T, again, first driver.Server) {
+// checkRecreated checks that a recreated server has another run than the removed one and, without FixedID, another ID.
+func (e *env) checkRecreated(t *testing.T, recreated, removed driver.Server) {
 	t.Helper()
-	assert.True(t, (again.ID == first.ID) == e.FixedID && again.Run != first.Run,
-		"made again it is %s, want another Run than %s, and the same ID: %v", describeServers(again), describeServers(first), e.FixedID)
+	assert.True(t, (recreated.ID == removed.ID) == e.FixedID && recreated.Run != removed.Run,
+		"the recreated server is %s and the removed one was %s: want different Runs, and equal IDs to be %v", describeServers(recreated), describeServers(removed), e.FixedID)
 }
 
 func testDeleteInAnyState(t *testing.T, e *env) {
 	for _, power := range []driver.Power{driver.PowerOn, driver.PowerPaused, driver.PowerOff} {
 		spec := withPower(e.newSpec(t, "delete-me"), power)
-		s := e.ensureState(t, spec, stateOf(power))
+		s := e.ensureState(t, spec, stateFor(power))
 		deleteOnce(t, e.driver, driver.Target{UID: spec.UID, ID: s.ID}, false)
 		e.deleteUntilGone(t, e.driver, spec.UID)
 	}
 }
 
-func stateOf(p driver.Power) driver.State {
+func stateFor(p driver.Power) driver.State {
 	switch p {
 	case driver.PowerOff:
 		return driver.StateStopped
@@ -73,8 +73,8 @@ func testDeleteFromTwoCallers(t *testing.T, e *env) {
 	e.deleteUntilGone(t, other, spec.UID)
 }
 
-// testDeleteWhileCreating checks that whichever call comes last wins, and that a Delete
-// that follows leaves nothing.
+// testDeleteWhileCreating checks that concurrent calls of Ensure and Delete leave at most one
+// server, and that a later Delete leaves nothing.
 func testDeleteWhileCreating(t *testing.T, e *env) {
 	spec := e.newSpec(t, "create-and-delete")
 	runParallel(6, func(i int) {
@@ -89,7 +89,7 @@ func testDeleteWhileCreating(t *testing.T, e *env) {
 	e.deleteUntilGone(t, e.driver, spec.UID)
 }
 
-// testRetain checks that a released server stays on and belongs to no UID.
+// testRetain checks that a released server keeps running, and that no call for its UID reaches it.
 func testRetain(t *testing.T, e *env) {
 	streams.Require(t, e.OutOfBand.Remove != nil, "OutOfBand.Remove")
 	spec := e.newSpec(t, "kept")
@@ -97,42 +97,42 @@ func testRetain(t *testing.T, e *env) {
 	deleteOnce(t, e.driver, driver.Target{UID: spec.UID, ID: s.ID}, true)
 
 	for _, retain := range []bool{true, false} {
-		wantKind(t, "Delete of a released server", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID}, retain) })
-		wantKind(t, "Delete of a released server by ID", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, retain) })
+		wantErrorKind(t, "Delete of a released server", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID}, retain) })
+		wantErrorKind(t, "Delete of a released server by ID", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), driver.Target{UID: spec.UID, ID: s.ID}, retain) })
 	}
 	checkRetained(t, e.driver, spec.UID, s)
 
 	if e.FixedID {
-		wantKind(t, "Ensure of the UID of a released server", driver.ErrRetry, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), e.stopSpec(spec))) })
+		wantErrorKind(t, "Ensure of the UID of a released server", driver.ErrRetry, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), e.stopSpec(spec))) })
 	} else {
-		e.checkFree(t, spec, s)
+		e.checkUIDFree(t, spec, s)
 	}
 	checkRetained(t, e.driver, spec.UID, s)
 }
 
-// checkFree checks that the UID of a released server is free again, as if it was removed.
-func (e *env) checkFree(t *testing.T, spec driver.ServerSpec, released driver.Server) {
+// checkUIDFree checks that a new server can have the UID of a released one.
+func (e *env) checkUIDFree(t *testing.T, spec driver.ServerSpec, released driver.Server) {
 	t.Helper()
 	next := e.ensureState(t, spec, driver.StateRunning)
-	assert.True(t, next.ID != released.ID, "Ensure took the released %s back", describeServers(next))
+	assert.True(t, next.ID != released.ID, "Ensure returned the released server %s", describeServers(next))
 	e.deleteUntilGone(t, e.driver, spec.UID)
 }
 
-// checkRetained checks that the complete list shows a released server as such, still on.
-func checkRetained(t *testing.T, d driver.Driver, uid types.UID, was driver.Server) {
+// checkRetained checks that the complete list has only the released server, marked as retained and still in its run.
+func checkRetained(t *testing.T, d driver.Driver, uid types.UID, released driver.Server) {
 	t.Helper()
-	kept := 0
+	found := 0
 	for _, s := range listServers(t, d) {
-		if s.ID != was.ID {
+		if s.ID != released.ID {
 			t.Errorf("besides the released server there is %s", describeServers(s))
 			continue
 		}
-		kept++
-		wantSameRun(t, s, was)
-		assert.True(t, s.Retained, "the released server is not marked: %s", describeServers(s))
+		found++
+		wantSameRun(t, s, released)
+		assert.True(t, s.Retained, "the released server is not marked as retained: %s", describeServers(s))
 	}
-	assert.True(t, kept == 1, "the complete list shows the released server %d times, want once", kept)
+	assert.True(t, found == 1, "the complete list has the released server %d times, want once", found)
 	for _, s := range listServers(t, d, uid) {
-		assert.True(t, s.Retained, "List by UID still shows %s, want no server of that UID", describeServers(s))
+		assert.True(t, s.Retained, "List by UID shows %s, want only servers that are marked as retained", describeServers(s))
 	}
 }

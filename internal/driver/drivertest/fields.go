@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// testFieldsDeclared checks that the driver declares every field of ServerSpec, and no
-// other.
+// testFieldsDeclared checks that the driver declares every field of ServerSpec, and only
+// these.
 func testFieldsDeclared(t *testing.T, e *env) {
 	declared := e.supportedFields(t)
 	known := driver.SpecFields()
@@ -21,7 +21,7 @@ func testFieldsDeclared(t *testing.T, e *env) {
 		assert.True(t, declared[name] != "", "the driver does not declare what it does with %s: a server would silently lack it", name)
 	}
 	for name := range declared {
-		assert.True(t, slices.Contains(known, name), "the driver declares %s, which no spec has", name)
+		assert.True(t, slices.Contains(known, name), "the driver declares %s, which is not a field of ServerSpec", name)
 	}
 }
 
@@ -32,8 +32,8 @@ func (e *env) supportedFields(t *testing.T) map[string]driver.Support {
 	return declarer.SupportedFields()
 }
 
-// fieldChanges change one field each. The fields below image and volumes are only for
-// drivers that do not support them: their valid values depend on the engine.
+// fieldChanges has a function for each field that changes its value. Values for image and
+// volumes are valid for no engine: they are for drivers that do not support these fields.
 var fieldChanges = map[string]func(*driver.ServerSpec){
 	"resource.cpu":    func(s *driver.ServerSpec) { s.CPUMilli *= 2 },
 	"resource.memory": func(s *driver.ServerSpec) { s.MemoryBytes *= 2 },
@@ -48,6 +48,15 @@ var fieldChanges = map[string]func(*driver.ServerSpec){
 	"env.name":          func(s *driver.ServerSpec) { s.Env = append(slices.Clone(s.Env), envVar("EXTRA", "")) },
 	"env.value":         func(s *driver.ServerSpec) { s.Env = []driver.EnvVar{envVar("NAME", "another value")} },
 	"workingDir":        func(s *driver.ServerSpec) { s.WorkingDir = "/tmp" },
+	"user":              func(s *driver.ServerSpec) { s.User = "1234" },
+	"init":              func(s *driver.ServerSpec) { s.Init = driver.InitDrover },
+	"stdin":             func(s *driver.ServerSpec) { s.Stdin = true },
+	"tty":               func(s *driver.ServerSpec) { s.TTY = true },
+	"sysctls.name":      func(s *driver.ServerSpec) { s.Sysctls = []driver.Sysctl{{Name: "net.core.somaxconn", Value: "512"}} },
+
+	"files.mountPath": func(s *driver.ServerSpec) {
+		s.Files = append(slices.Clone(s.Files), driver.FileMount{MountPath: "/extra", Revision: "1"})
+	},
 
 	"image.checksum":      func(s *driver.ServerSpec) { s.Image.Checksum = "sha256:" + strings.Repeat("0", 64) },
 	"image.kernel.source": func(s *driver.ServerSpec) { s.Image.Kernel = &driver.Kernel{Source: "/vmlinuz"} },
@@ -60,8 +69,8 @@ func envVar(name, value string) driver.EnvVar {
 	return driver.EnvVar{Name: name, Value: driver.NewSecret(value)}
 }
 
-// testFieldsUnsupported checks that a field which the driver declares as unsupported is
-// refused by its name.
+// testFieldsUnsupported checks that Ensure refuses a field that the driver declares as
+// unsupported, with an error that names the field.
 func testFieldsUnsupported(t *testing.T, e *env) {
 	declared := e.supportedFields(t)
 	for name, change := range fieldChanges {
@@ -71,7 +80,7 @@ func testFieldsUnsupported(t *testing.T, e *env) {
 		spec := e.newSpec(t, "unsupported")
 		change(&spec)
 		top, _, _ := strings.Cut(name, ".")
-		wantKind(t, "Ensure with "+name, driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) }, top)
+		wantErrorKind(t, "Ensure with "+name, driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) }, top)
 	}
 }
 
@@ -86,7 +95,7 @@ func testFieldsPending(t *testing.T, e *env) {
 	first := e.ensureState(t, spec, driver.StateRunning)
 	for name, change := range fieldChanges {
 		support := declared[name]
-		if support == driver.Unsupported || strings.HasPrefix(name, "image.") || strings.HasPrefix(name, "volumes.") || e.IsDisk && isOfCommand(name) {
+		if support == driver.Unsupported || strings.HasPrefix(name, "image.") || strings.HasPrefix(name, "volumes.") || (e.IsDisk && isCommandField(name)) {
 			continue
 		}
 		changed := spec
@@ -94,16 +103,15 @@ func testFieldsPending(t *testing.T, e *env) {
 		s := e.ensureState(t, changed, driver.StateRunning)
 		wantSameRun(t, s, first)
 		got, want := pendingCovers(s.Pending, name), support == driver.AppliedAtRestart
-		assert.True(t, got == want, "%s is declared as applied %s, and after a change Pending is %v", name, support, s.Pending)
+		assert.True(t, got == want, "%s is declared as %s, but Pending is %v after a change", name, support, s.Pending)
 	}
 }
 
-// testFieldsOfCommand checks that environment and working directory reach a server with its next run, are
-// not pending then, and that the value of a variable, which may be a Secret's, is not shown. A guest runs
-// whatever they are.
+// testFieldsOfCommand checks that a new environment and working directory are no longer pending after a restart,
+// whatever their values, and that no error and no Server shows the value of a variable, which may be a Secret's.
 func testFieldsOfCommand(t *testing.T, e *env) {
 	if !e.runsCommands(e.supportedFields(t)) {
-		t.Skip("the image lacks a command")
+		t.Skip("the driver or the image does not support env and workingDir")
 	}
 	mark := "s3cr3t-" + string(newUID())
 	spec := e.newSpec(t, "command")
@@ -129,18 +137,18 @@ func testFieldsOfCommand(t *testing.T, e *env) {
 	wantConcealed(t, "the error for a bad spec", e.ensureInvalid(t, spec), mark)
 }
 
-// runsCommands reports whether the fields of a command are for the image of the suite.
+// runsCommands reports whether fields such as env apply to the image of Harness.Spec.
 func (e *env) runsCommands(declared map[string]driver.Support) bool {
 	return declared["env.value"] != driver.Unsupported && !e.IsDisk
 }
 
-// isOfCommand reports whether a field says what a container image runs.
-func isOfCommand(name string) bool {
+// isCommandField reports whether a field configures the command that a container image runs.
+func isCommandField(name string) bool {
 	top, _, _ := strings.Cut(name, ".")
-	return slices.Contains([]string{"command", "args", "env", "workingDir"}, top)
+	return slices.Contains(driver.CommandFields, top)
 }
 
-// pendingCovers reports whether Pending names a field, or one that the field is part of.
+// pendingCovers reports whether Pending names a field or one of its parents.
 func pendingCovers(pending []string, name string) bool {
 	return slices.ContainsFunc(pending, func(p string) bool { return p == name || strings.HasPrefix(name, p+".") })
 }

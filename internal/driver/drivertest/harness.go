@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package drivertest is the contract suite that every driver passes.
+// Package drivertest is the contract suite: the tests that every driver has to pass.
 //
 // The test of a driver fills in a Harness and calls Run:
 //
@@ -10,8 +10,8 @@
 //	}
 //
 // Start with Harness. suite.go has the table of cases; the other files have the
-// cases by topic. Cases run in parallel on one engine: each uses separate UIDs and
-// cluster id, and removes what it created.
+// cases by topic. Cases run in parallel on one engine: each has its UIDs and its
+// cluster id, and removes the servers it created.
 package drivertest
 
 import (
@@ -24,32 +24,32 @@ import (
 // Harness describes a driver and its engine to the suite. A case that
 // needs a function which is nil fails, unless Skips gives the reason.
 type Harness struct {
-	// Open connects to the engine as another controller of that cluster would.
+	// Open connects to the engine as another controller of the cluster would do.
 	// All drivers that Open returns within one Run talk to the same engine. Open
-	// closes them with t.Cleanup.
+	// closes each driver with t.Cleanup.
 	Open func(t *testing.T, clusterID string) driver.Driver
 
-	// Spec returns a small server that the driver can run. It runs until it is asked
-	// to stop, and then ends with exit code 0. The suite sets UID, Namespace, Name,
-	// Power and RestartPolicy.
+	// Spec returns the spec of a small server that the driver can run. The server runs
+	// until it is asked to stop, and then exits with code 0. The suite sets UID,
+	// Namespace, Name, Power and RestartPolicy.
 	Spec func(t *testing.T) driver.ServerSpec
 
 	// StubbornSpec is like Spec, but the guest ignores the request to stop. It is nil
-	// if OutOfBand.IgnoreStop makes a running guest do so.
+	// if OutOfBand.IgnoreStop makes a running guest ignore the request.
 	StubbornSpec func(t *testing.T) driver.ServerSpec
 
 	// OtherImage is an image, other than Spec's, that the engine can run.
 	OtherImage string
-	// IsDisk is set if the image of Spec is a disk. The fields of a command are not for disks, so the suite
-	// leaves them to the tests of the driver.
+	// IsDisk is set if the image of Spec is a disk. A disk cannot have fields such as command and env, so the
+	// driver's tests cover these fields instead of the suite.
 	IsDisk bool
 	// KeepsImage is set if the image of a server cannot change: Ensure refuses
-	// another one and applies the rest.
+	// another image and applies the rest of the spec.
 	KeepsImage bool
 
 	// Losable connects to an engine that can be made unreachable and reachable
 	// again without disturbing the other cases, for example through a proxy. Its
-	// servers continue while it is lost.
+	// servers continue to run while the engine is unreachable.
 	Losable func(t *testing.T, clusterID string) Losable
 
 	// OutOfBand acts on servers without the driver's knowledge.
@@ -65,32 +65,32 @@ type Harness struct {
 	Visible func(t *testing.T, s driver.Server) string
 
 	// FailCode is the exit code of a guest that fails by itself, if guests cannot
-	// choose one; zero means 3.
+	// choose the code; zero means 3.
 	FailCode int
 
-	// Restarts is set if the engine has a restarter, which follows
+	// Restarts is set if the engine itself restarts servers according to
 	// RestartPolicy.
 	Restarts bool
 
-	// ResizesLive is set if cpu and memory change at once; else they must wait for
-	// a restart and be listed in Pending.
+	// ResizesLive is set if a change of cpu and memory applies to a running server.
+	// Otherwise the change must be in Pending until a restart.
 	ResizesLive bool
 
-	// FixedID is set if the ID of a server derives from its VirtualMachine: one that is made
-	// again has the same, and none is made while a released one has it.
+	// FixedID is set if the ID of a server derives from its VirtualMachine. A recreated server
+	// has the same ID, and cannot be created while a released server still has that ID.
 	FixedID bool
 
-	// FencesEach is set if epochs are left on servers, not on the engine: a change of one
-	// server fences earlier leaders from that one. The error is an ErrRetry then, because
-	// users may change what has the epoch, and ErrFenced suspends the driver.
-	FencesEach bool
+	// FencesPerServer is set if the driver stores epochs on servers, not on the engine: a change of
+	// a server fences earlier leaders from this server only. Such a leader gets ErrRetry, since
+	// users can edit the stored epoch, and ErrFenced would suspend the whole driver.
+	FencesPerServer bool
 
-	// ResumesWatch is set if a watch outlasts the loss of the engine, and misses nothing that
-	// was changed meanwhile. Until the engine is back, Usage may answer all the same.
+	// ResumesWatch is set if a watch outlasts the loss of the engine, and reports the changes
+	// made in between. Usage may succeed while the engine is lost.
 	ResumesWatch bool
 
-	// Skips maps names of cases to the reason why they do not apply to the engine.
-	// Those cases are skipped.
+	// Skips has the cases to skip: it maps the name of a case to the reason why the case
+	// does not apply to the engine.
 	Skips map[string]string
 }
 
@@ -101,11 +101,11 @@ type Losable struct {
 	Lose, Restore func()
 }
 
-// OutOfBand does what a person or the guest does. Each function returns when the
-// engine has done it; the driver may notice later.
+// OutOfBand changes servers as a person with the engine's tools or the guest can do.
+// Each function returns when the engine has made the change; the driver may notice later.
 type OutOfBand struct {
-	// Kill ends the run abnormally: the exit code is not 0, and the engine's
-	// restarter, if any, does not start it again.
+	// Kill ends the run abnormally: the exit code is not 0, and the engine does
+	// not restart the server.
 	Kill func(t *testing.T, s driver.Server)
 	// Stop ends the run normally, from outside: exit code 0.
 	Stop func(t *testing.T, s driver.Server)
@@ -124,13 +124,13 @@ type OutOfBand struct {
 	IgnoreStop func(t *testing.T, s driver.Server)
 }
 
-// Guest is a guest that the cases of streams talk to.
+// Guest is a guest that the cases of package streams talk to.
 type Guest = streams.Guest
 
-// Commands are programs that such a guest can run.
+// Commands are programs that a Guest can run.
 type Commands = streams.Commands
 
-// Decorated returns h with a decorator around every driver that it opens.
+// Decorated returns h with every driver wrapped in a decorator.
 func (h Harness) Decorated(wrap func(driver.Driver) driver.Driver) Harness {
 	bareOpen, bareLosable := h.Open, h.Losable
 	h.Open = func(t *testing.T, clusterID string) driver.Driver {

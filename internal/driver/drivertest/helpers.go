@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-var errRemovalUnderWay = errors.New("none: removal is under way")
+var errRemovalUnderWay = errors.New("the removal is under way: Delete returned nil")
 
 // WaitForClose waits until Watch has closed its channel.
 func WaitForClose(t testing.TB, events <-chan types.UID, reason string) {
@@ -32,20 +32,20 @@ func WaitForClose(t testing.TB, events <-chan types.UID, reason string) {
 					return nil
 				}
 			default:
-				return errors.New("it is open")
+				return errors.New("the channel is still open")
 			}
 		}
 	})
 }
 
-// ensureState repeats Ensure, as the controller does, until the server is in the
-// wanted state.
+// ensureState repeats Ensure, as the controller does, until the server is in a
+// state.
 func (e *env) ensureState(t *testing.T, spec driver.ServerSpec, want driver.State) driver.Server {
 	t.Helper()
 	return e.ensureUntil(t, e.driver, spec, string(want), func(s driver.Server) bool { return s.State == want })
 }
 
-// ensureNewRun is ensureState for a run other than old.
+// ensureNewRun repeats Ensure until the server is in a run other than old.
 func (e *env) ensureNewRun(t *testing.T, spec driver.ServerSpec, old string) driver.Server {
 	t.Helper()
 	return e.ensureUntil(t, e.driver, spec, "a new run", func(s driver.Server) bool {
@@ -53,20 +53,20 @@ func (e *env) ensureNewRun(t *testing.T, spec driver.ServerSpec, old string) dri
 	})
 }
 
-func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec, condition string, ok func(driver.Server) bool) driver.Server {
+func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec, condition string, isReached func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var s driver.Server
 	assert.Eventually(t, "Ensure to reach "+condition, func(testing.TB) error {
 		var err error
 		s, err = d.Ensure(t.Context(), spec)
 		switch {
-		case isPassing(err):
+		case isTransient(err):
 			return err
 		case err != nil:
 			t.Fatalf("Ensure: %v", err)
-		case s.Err != nil: // it may not answer in time on a busy host
+		case s.Err != nil: // for example a server that does not answer in time on a busy host
 			return fmt.Errorf("the server has the error %w", s.Err)
-		case !ok(s):
+		case !isReached(s):
 			return fmt.Errorf("the server is %s", describeServers(s))
 		}
 		return nil
@@ -74,16 +74,16 @@ func (e *env) ensureUntil(t *testing.T, d driver.Driver, spec driver.ServerSpec,
 	return s
 }
 
-// stopGrace is the time that a guest has until its stop is forced, in cases that need that.
+// stopGrace is the time until a stop is forced, in cases where the guest ignores the request.
 const stopGrace = time.Second
 
-// forceSoon makes a stop end soon, whatever the guest does.
+// forceSoon returns spec with a stop that is forced after stopGrace.
 func (e *env) forceSoon(spec driver.ServerSpec) driver.ServerSpec {
 	spec.StopBy = e.fromNow(stopGrace)
 	return spec
 }
 
-// stopSpec returns spec with a stop that is not forced within the test.
+// stopSpec returns spec with a stop that is forced too late for a test to see.
 func (e *env) stopSpec(spec driver.ServerSpec) driver.ServerSpec {
 	spec.Power = driver.PowerOff
 	spec.StopBy = e.fromNow(time.Hour)
@@ -113,7 +113,7 @@ func listOne(t *testing.T, d driver.Driver, uid types.UID) driver.Server {
 func listServers(t *testing.T, d driver.Driver, uids ...types.UID) []driver.Server {
 	t.Helper()
 	var servers []driver.Server
-	wantKind(t, "List", nil, func() (err error) {
+	wantErrorKind(t, "List", nil, func() (err error) {
 		servers, err = d.List(t.Context(), uids...)
 		return err
 	})
@@ -122,7 +122,7 @@ func listServers(t *testing.T, d driver.Driver, uids ...types.UID) []driver.Serv
 
 func usageOf(t *testing.T, d driver.Driver, uids ...types.UID) (samples []driver.Usage) {
 	t.Helper()
-	wantKind(t, "Usage", nil, func() (err error) {
+	wantErrorKind(t, "Usage", nil, func() (err error) {
 		samples, err = d.Usage(t.Context(), uids...)
 		return err
 	})
@@ -130,13 +130,13 @@ func usageOf(t *testing.T, d driver.Driver, uids ...types.UID) (samples []driver
 }
 
 // waitForServer waits until List returns the server in the expected condition.
-func (e *env) waitForServer(t *testing.T, uid types.UID, condition string, ok func(driver.Server) bool) driver.Server {
+func (e *env) waitForServer(t *testing.T, uid types.UID, condition string, isReached func(driver.Server) bool) driver.Server {
 	t.Helper()
 	var last driver.Server
 	assert.Eventually(t, "List to show "+condition, func(testing.TB) error {
 		servers := listServers(t, e.driver, uid)
-		if len(servers) != 1 || !ok(servers[0]) {
-			return fmt.Errorf("it shows %s", describeServers(servers...))
+		if len(servers) != 1 || !isReached(servers[0]) {
+			return fmt.Errorf("the list has %s", describeServers(servers...))
 		}
 		last = servers[0]
 		return nil
@@ -147,28 +147,28 @@ func (e *env) waitForServer(t *testing.T, uid types.UID, condition string, ok fu
 // ensureOnce calls Ensure until it succeeds, whatever state the server is in.
 func ensureOnce(t *testing.T, d driver.Driver, spec driver.ServerSpec) (s driver.Server) {
 	t.Helper()
-	wantKind(t, "Ensure", nil, func() (err error) {
+	wantErrorKind(t, "Ensure", nil, func() (err error) {
 		s, err = d.Ensure(t.Context(), spec)
 		return err
 	})
 	return s
 }
 
-// deleteOnce calls Delete until it succeeds. One that is repeated may find that the one before has succeeded.
+// deleteOnce calls Delete until it succeeds. A retry may return ErrNotFound, if the failed call has removed the server.
 func deleteOnce(t *testing.T, d driver.Driver, target driver.Target, retain bool) {
 	t.Helper()
-	isRepeated := false
-	wantKind(t, "Delete", nil, func() error {
+	isRetry := false
+	wantErrorKind(t, "Delete", nil, func() error {
 		err := d.Delete(t.Context(), target, retain)
-		if isRepeated && errors.Is(err, driver.ErrNotFound) {
+		if isRetry && errors.Is(err, driver.ErrNotFound) {
 			return nil
 		}
-		isRepeated = true
+		isRetry = true
 		return err
 	})
 }
 
-// deleteUntilGone repeats Delete until nothing is left of a server.
+// deleteUntilGone repeats Delete until it returns ErrNotFound.
 func (e *env) deleteUntilGone(t *testing.T, d driver.Driver, uid types.UID) {
 	t.Helper()
 	assert.Eventually(t, "Delete to report that nothing is left", func(testing.TB) error {
@@ -176,14 +176,14 @@ func (e *env) deleteUntilGone(t *testing.T, d driver.Driver, uid types.UID) {
 		if errors.Is(err, driver.ErrNotFound) {
 			return nil
 		}
-		assert.Require(t, err == nil || isPassing(err), "Delete: %v", err)
-		return fmt.Errorf("got error %w", cmp.Or(err, errRemovalUnderWay))
+		assert.Require(t, err == nil || isTransient(err), "Delete: %v", err)
+		return cmp.Or(err, errRemovalUnderWay)
 	})
 	left := listServers(t, d, uid)
-	assert.Require(t, len(left) == 0, "Delete reported that nothing is left, List shows %s", describeServers(left...))
+	assert.Require(t, len(left) == 0, "Delete reported that nothing is left, but List shows %s", describeServers(left...))
 }
 
-// wantSameRun checks that a server has not changed.
+// wantSameRun checks that a server has the same ID, run and state as before.
 func wantSameRun(t *testing.T, got, want driver.Server) {
 	t.Helper()
 	assert.True(t, got.ID == want.ID && got.Run == want.Run && got.State == want.State,
@@ -202,20 +202,19 @@ func describeServers(servers ...driver.Server) string {
 	return text.String()
 }
 
-// cancelledContext returns a context that has been cancelled.
 func cancelledContext(t *testing.T) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx, cancel
 }
 
-// interruptEnsure calls Ensure and cancels it after a while.
-func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, after time.Duration) {
+// interruptEnsure calls Ensure with a context that ends after a timeout.
+func (e *env) interruptEnsure(t *testing.T, spec driver.ServerSpec, timeout time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), after)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	_, err := e.driver.Ensure(ctx, spec)
-	assert.Require(t, err == nil || !isFinal(err), "Ensure, interrupted: got the final error %v", err)
+	assert.Require(t, err == nil || !isFinal(err), "Ensure with a timeout of %v: got the final error %v", timeout, err)
 }
 
 // runParallel calls f(0) to f(n-1) concurrently and waits for all.
@@ -232,7 +231,7 @@ func runParallel(n int, f func(i int)) {
 	all.Wait()
 }
 
-// stringSet collects texts other than "" from many goroutines.
+// stringSet is a set of texts that many goroutines add to. It ignores the empty text.
 type stringSet struct {
 	mu    sync.Mutex
 	texts map[string]bool
@@ -258,22 +257,22 @@ func (s *stringSet) values() []string {
 	return all
 }
 
-// isPassing reports whether a controller repeats a call after an error, as on a busy host, where an engine may be late.
-func isPassing(err error) bool {
+// isTransient reports whether the controller retries after an error. A late answer of a busy engine is one such error.
+func isTransient(err error) bool {
 	return errors.Is(err, driver.ErrRetry) || errors.Is(err, driver.ErrUnavailable)
 }
 
-// wantKind checks the kind of a call's error, nil for none, and that it has all texts.
-func wantKind(t *testing.T, subject string, kind error, call func() error, says ...string) {
+// wantErrorKind makes a call and checks the kind of its error, which is nil for success, and that the error has all texts.
+func wantErrorKind(t *testing.T, subject string, kind error, call func() error, texts ...string) {
 	t.Helper()
-	assert.ErrorIs(t, subject, errorOf(t, subject, kind, call), kind, says...)
+	assert.ErrorIs(t, subject, errorAfterRetries(t, subject, kind, call), kind, texts...)
 }
 
-// errorOf returns the error of a call, which it repeats while the error passes and is not of a kind.
-func errorOf(t *testing.T, subject string, kind error, call func() error) (err error) {
+// errorAfterRetries returns the error of a call. It repeats the call after transient errors, unless they have the wanted kind.
+func errorAfterRetries(t *testing.T, subject string, kind error, call func() error) (err error) {
 	t.Helper()
 	assert.Eventually(t, subject, func(testing.TB) error {
-		if err = call(); isPassing(err) && !errors.Is(err, kind) {
+		if err = call(); isTransient(err) && !errors.Is(err, kind) {
 			return err
 		}
 		return nil

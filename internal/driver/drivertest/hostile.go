@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// testHostileNames uses names that Kubernetes allows and that would clash or be invalid
-// if a driver built names from them naively.
+// testHostileNames uses names that Kubernetes allows and that would clash or be invalid if a
+// driver just joined namespace and name.
 func testHostileNames(t *testing.T, e *env) {
 	names := [][2]string{
 		{"c", "a-b"},
@@ -44,8 +44,8 @@ func testHostileNames(t *testing.T, e *env) {
 	wantUIDs(t, "List after the first was deleted", listServers(t, e.driver), specs[1:])
 }
 
-// testSecrets checks that unusual keys and data break nothing, and that the data is not
-// visible. A driver may refuse the fields, but must not reveal their content.
+// testSecrets checks that SSH keys, userData and networkData may contain any characters, and
+// that the data is not visible. A driver may refuse the fields without showing their content.
 func testSecrets(t *testing.T, e *env) {
 	mark := "s3cr3t-" + string(newUID())
 	odd := "\n\"';$(reboot)`reboot` %s %d ../.. \\ \x7f é 漢 " + mark + "\n"
@@ -56,9 +56,9 @@ func testSecrets(t *testing.T, e *env) {
 	wantConcealed(t, "the error for a bad spec", e.ensureInvalid(t, spec), mark)
 	wantConcealed(t, "the server", s, mark)
 	for _, listed := range listServers(t, e.driver) {
-		wantConcealed(t, "the server listed", listed, mark)
+		wantConcealed(t, "the listed server", listed, mark)
 		if e.Visible != nil {
-			wantConcealed(t, "what others see of the server", e.Visible(t, listed), mark)
+			wantConcealed(t, "the server's data that other users can read", e.Visible(t, listed), mark)
 		}
 	}
 }
@@ -67,7 +67,7 @@ func testSecrets(t *testing.T, e *env) {
 // support.
 func (e *env) ensureSupported(t *testing.T, spec driver.ServerSpec, mark string) driver.Server {
 	t.Helper()
-	err := errorOf(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
+	err := errorAfterRetries(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
 	if errors.Is(err, driver.ErrUnsupported) {
 		wantConcealed(t, "the refusal", err, mark)
 		spec.UserData, spec.NetworkData, spec.SSHKeys = driver.Secret{}, driver.Secret{}, nil
@@ -75,13 +75,13 @@ func (e *env) ensureSupported(t *testing.T, spec driver.ServerSpec, mark string)
 	return e.ensureState(t, spec, driver.StateRunning)
 }
 
-// ensureInvalid provokes an error about a spec that contains secrets.
+// ensureInvalid makes a spec that contains secrets invalid, and returns the error of Ensure.
 func (e *env) ensureInvalid(t *testing.T, spec driver.ServerSpec) error {
 	t.Helper()
 	spec.Target = driver.Target{UID: newUID()}
 	spec.Image.Source = "::: no such form of image :::"
 	spec.Power = "Sideways"
-	err := errorOf(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
+	err := errorAfterRetries(t, "Ensure", driver.ErrUnsupported, func() error { return assert.ErrorOf(e.driver.Ensure(t.Context(), spec)) })
 	assert.True(t, isFinal(err), "Ensure with power %q and image %q: got error %v, want the kind invalid or unsupported", spec.Power, spec.Image.Source, err)
 	return err
 }

@@ -28,11 +28,11 @@ func testListComplete(t *testing.T, e *env) {
 	}
 	states := []driver.Power{driver.PowerOff, driver.PowerPaused}
 	for i, power := range states {
-		e.ensureState(t, e.forceSoon(withPower(specs[i], power)), stateOf(power))
+		e.ensureState(t, e.forceSoon(withPower(specs[i], power)), stateFor(power))
 	}
 	wantUIDs(t, "List of all", listServers(t, e.driver), specs)
 	wantUIDs(t, "List of two", listServers(t, e.driver, specs[0].UID, specs[4].UID), []driver.ServerSpec{specs[0], specs[4]})
-	wantUIDs(t, "List of one and of one that is not there", listServers(t, e.driver, specs[1].UID, newUID()), specs[1:2])
+	wantUIDs(t, "List of one server and an unknown UID", listServers(t, e.driver, specs[1].UID, newUID()), specs[1:2])
 	e.deleteUntilGone(t, e.driver, specs[5].UID)
 	wantUIDs(t, "List after a Delete", listServers(t, e.driver), specs[:5])
 }
@@ -44,7 +44,7 @@ func wantUIDs(t *testing.T, subject string, got []driver.Server, want []driver.S
 		names[spec.UID] = spec.Name
 	}
 	for _, s := range got {
-		assert.True(t, names[s.UID] == s.Name, "%s: got %s, which is not wanted or is there twice", subject, describeServers(s))
+		assert.True(t, names[s.UID] == s.Name, "%s: got %s, which is unwanted or a duplicate", subject, describeServers(s))
 		delete(names, s.UID)
 	}
 	for uid, name := range names {
@@ -52,7 +52,7 @@ func wantUIDs(t *testing.T, subject string, got []driver.Server, want []driver.S
 	}
 }
 
-// watcher receives what Watch sends.
+// watcher receives the events of a Watch until stop is called.
 type watcher struct {
 	uids <-chan types.UID
 	stop context.CancelFunc
@@ -82,17 +82,17 @@ func (w *watcher) waitForEvent(t *testing.T, uid types.UID, condition string) {
 					return nil
 				}
 			default:
-				return errors.New("it does not")
+				return errors.New("the watch has not sent the server's UID")
 			}
 		}
 	})
 }
 
-// eventDelay is how late an event may be and not count as one of the next change.
+// eventDelay is how long drainEvents waits for one more event of an earlier change.
 const eventDelay = 150 * time.Millisecond
 
-// drainEvents takes what is sent until there is a pause, so that the next event is a new one. One
-// that is later makes a case prove less, and does not fail it.
+// drainEvents discards the events of earlier changes. An event that arrives after eventDelay would
+// be taken for the next change: the case then proves less, but does not fail.
 func (w *watcher) drainEvents() {
 	for {
 		select {
@@ -107,23 +107,24 @@ func (w *watcher) drainEvents() {
 }
 
 func testWatchOwnChanges(t *testing.T, e *env) {
-	here, there := openWatch(t, e.driver), openWatch(t, e.openDriver(t, e.cluster))
-	both := func(uid types.UID, what string) {
-		here.waitForEvent(t, uid, what)
-		there.waitForEvent(t, uid, what)
-		runParallel(2, func(i int) { []*watcher{here, there}[i].drainEvents() })
+	watchers := []*watcher{openWatch(t, e.driver), openWatch(t, e.openDriver(t, e.cluster))}
+	waitForBoth := func(uid types.UID, change string) {
+		for _, w := range watchers {
+			w.waitForEvent(t, uid, change)
+		}
+		runParallel(2, func(i int) { watchers[i].drainEvents() })
 	}
 	spec := e.newSpec(t, "watched")
 	e.ensureState(t, spec, driver.StateRunning)
-	both(spec.UID, "the creation")
+	waitForBoth(spec.UID, "the creation")
 	e.ensureState(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
-	both(spec.UID, "the pause")
+	waitForBoth(spec.UID, "the pause")
 	e.ensureState(t, spec, driver.StateRunning)
-	both(spec.UID, "the resumption")
+	waitForBoth(spec.UID, "the resumption")
 	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
-	both(spec.UID, "the stop")
+	waitForBoth(spec.UID, "the stop")
 	e.deleteUntilGone(t, e.driver, spec.UID)
-	both(spec.UID, "the removal")
+	waitForBoth(spec.UID, "the removal")
 }
 
 func testWatchHandChanges(t *testing.T, e *env) {
@@ -157,26 +158,26 @@ func testWatchEnds(t *testing.T, e *env) {
 	ctx, cancel := cancelledContext(t)
 	defer cancel()
 	if uids, err := e.driver.Watch(ctx); err == nil {
-		WaitForClose(t, uids, "it was opened with a context that was over")
+		WaitForClose(t, uids, "it was opened with a context that had ended")
 	}
 }
 
 // testLoseEngine checks that an unreachable engine never looks like an empty one.
 func testLoseEngine(t *testing.T, e *env) {
 	streams.Require(t, e.Losable != nil, "Losable")
-	cut := e.Losable(t, e.cluster)
-	e.driver = cut.Driver
-	t.Cleanup(func() { e.removeServers(t, cut.Driver) })
+	losable := e.Losable(t, e.cluster)
+	e.driver = losable.Driver
+	t.Cleanup(func() { e.removeServers(t, losable.Driver) })
 	spec := e.newSpec(t, "lost")
 	before := e.ensureState(t, spec, driver.StateRunning)
 	w := openWatch(t, e.driver)
 
-	cut.Lose()
+	losable.Lose()
 	if !e.ResumesWatch {
 		WaitForClose(t, w.uids, "the engine was lost")
 	}
 	assert.Eventually(t, "calls to report that the engine is lost", func(testing.TB) error { return e.checkUnavailable(t, spec) })
-	cut.Restore()
+	losable.Restore()
 
 	assert.Eventually(t, "the engine to be back", func(testing.TB) error {
 		servers, err := e.driver.List(t.Context())
@@ -190,12 +191,12 @@ func testLoseEngine(t *testing.T, e *env) {
 	if e.ResumesWatch {
 		w.drainEvents()
 		e.ensureState(t, spec, driver.StateRunning)
-		w.waitForEvent(t, spec.UID, "a start, to the earlier watch")
+		w.waitForEvent(t, spec.UID, "a start, to the watch opened before the outage")
 	}
 }
 
-// checkUnavailable makes every call once. It returns an error for a call that did not
-// fail as it should, and fails the test for a harmful answer.
+// checkUnavailable makes every call once, and returns an error unless all fail with
+// ErrUnavailable. It fails the test at once if List reports an empty engine.
 func (e *env) checkUnavailable(t *testing.T, spec driver.ServerSpec) error {
 	t.Helper()
 	ctx := t.Context()
@@ -205,7 +206,7 @@ func (e *env) checkUnavailable(t *testing.T, spec driver.ServerSpec) error {
 	all, listErr := e.driver.List(ctx)
 	named, namedErr := e.driver.List(ctx, spec.UID)
 	deleteErr := e.driver.Delete(ctx, driver.Target{UID: newUID()}, false)
-	assert.Require(t, (listErr != nil || len(all) != 0) && (namedErr != nil || len(named) != 0), "List shows an empty engine although it is lost")
+	assert.Require(t, (listErr != nil || len(all) != 0) && (namedErr != nil || len(named) != 0), "List reports an empty engine although the engine is lost")
 	for call, err := range map[string]error{
 		"Ensure": ensureErr, "Usage": usageErr, "Watch": watchErr, "List": listErr, "List of one": namedErr, "Delete": deleteErr,
 	} {
@@ -224,34 +225,34 @@ func testUsage(t *testing.T, e *env) {
 	s := e.ensureState(t, on, driver.StateRunning)
 	e.ensureState(t, e.stopSpec(off), driver.StateStopped)
 	var u driver.Usage
-	assert.Eventually(t, "one sample, of the server that runs", func(testing.TB) error { // which may not answer at first
+	assert.Eventually(t, "one sample, of the server that runs", func(testing.TB) error { // a new server may not answer yet
 		samples, err := e.driver.Usage(t.Context(), on.UID, off.UID, newUID())
 		if err != nil {
 			return err
 		}
 		if len(samples) != 1 {
-			return fmt.Errorf("got %+v", samples)
+			return fmt.Errorf("the samples are %+v", samples)
 		}
 		u = samples[0]
 		return nil
 	})
 	assert.True(t, u.UID == on.UID && u.Run == s.Run && !u.At.IsZero() && u.CPU >= 0, "Usage: got %+v, want UID %s, run %s and a time", u, on.UID, s.Run)
 	assert.True(t, u.MemoryBytes > 0 && u.MemoryBytes <= on.MemoryBytes,
-		"it uses %d bytes of memory, want more than 0 and at most its %d", u.MemoryBytes, on.MemoryBytes)
-	none := usageOf(t, e.driver)
-	assert.True(t, len(none) == 0, "Usage of no UID: got %+v", none)
+		"the usage is %d bytes of memory, want more than 0 and at most the %d of the spec", u.MemoryBytes, on.MemoryBytes)
+	samples := usageOf(t, e.driver)
+	assert.True(t, len(samples) == 0, "Usage without UIDs: got %+v", samples)
 }
 
-// testUsageUnderLoad checks that two samples of one run show the guest's use.
+// testUsageUnderLoad checks that the CPU counter of a run grows with the guest's CPU use.
 func testUsageUnderLoad(t *testing.T, e *env) {
 	streams.Require(t, e.OutOfBand.BurnCPU != nil, "OutOfBand.BurnCPU")
 	spec := e.newSpec(t, "busy")
 	s := e.ensureState(t, spec, driver.StateRunning)
 	sample := func() (u driver.Usage) {
-		assert.Eventually(t, "a sample", func(testing.TB) error { // which a busy host may miss
+		assert.Eventually(t, "a sample", func(testing.TB) error { // the server of a busy host may not answer in time
 			samples, err := e.driver.Usage(t.Context(), spec.UID)
 			if err == nil && len(samples) != 1 {
-				err = fmt.Errorf("got %+v", samples)
+				err = fmt.Errorf("the samples are %+v", samples)
 			}
 			if err == nil {
 				u = samples[0]
@@ -270,6 +271,6 @@ func testUsageUnderLoad(t *testing.T, e *env) {
 		assert.Require(t, next.CPU >= last.CPU && !next.At.Before(last.At), "the counter went back from %v at %v to %v at %v", last.CPU, last.At, next.CPU, next.At)
 		last = next
 		grown := last.CPU - first.CPU
-		return assert.ErrorUnless(grown >= growth, "it grew by %v in %v", grown, last.At.Sub(first.At))
+		return assert.ErrorUnless(grown >= growth, "the counter grew by %v in %v", grown, last.At.Sub(first.At))
 	})
 }

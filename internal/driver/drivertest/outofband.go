@@ -18,8 +18,8 @@ func testKilledByHand(t *testing.T, e *env) {
 	spec := e.newSpec(t, "killed")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Kill(t, first)
-	s := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
-	assert.True(t, s.Exit != nil && s.Exit.Code != 0 && !s.Exit.At.IsZero(), "killed it is %s, want an exit code other than 0 and a time", describeServers(s))
+	s := e.waitForServer(t, spec.UID, "a stopped server", inState(driver.StateStopped))
+	assert.True(t, s.Exit != nil && s.Exit.Code != 0 && !s.Exit.At.IsZero(), "after the kill: %s, want an exit code other than 0 and a time", describeServers(s))
 	e.checkStartsAgain(t, spec, first)
 }
 
@@ -28,8 +28,8 @@ func testStoppedByHand(t *testing.T, e *env) {
 	spec := e.newSpec(t, "stopped")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Stop(t, first)
-	s := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
-	assert.True(t, s.Exit != nil && s.Exit.Code == 0, "stopped by hand it is %s, want exit code 0", describeServers(s))
+	s := e.waitForServer(t, spec.UID, "a stopped server", inState(driver.StateStopped))
+	assert.True(t, s.Exit != nil && s.Exit.Code == 0, "after the stop by hand: %s, want exit code 0", describeServers(s))
 	e.checkStartsAgain(t, spec, first)
 }
 
@@ -38,7 +38,7 @@ func (e *env) checkStartsAgain(t *testing.T, spec driver.ServerSpec, first drive
 	t.Helper()
 	again := e.ensureState(t, spec, driver.StateRunning)
 	assert.True(t, again.ID == first.ID && again.Run != first.Run,
-		"started again it is %s, want the same ID and another Run than %s", describeServers(again), describeServers(first))
+		"after the start: %s, want the same ID and another Run than %s", describeServers(again), describeServers(first))
 }
 
 func testStartedByHand(t *testing.T, e *env) {
@@ -47,8 +47,8 @@ func testStartedByHand(t *testing.T, e *env) {
 	first := e.ensureState(t, spec, driver.StateRunning)
 	off := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 	e.OutOfBand.Start(t, off)
-	s := e.waitForServer(t, spec.UID, "it running", inState(driver.StateRunning))
-	assert.True(t, s.Run != first.Run && s.Exit == nil, "started by hand it is %s, want another Run than %s and no Exit", describeServers(s), describeServers(first))
+	s := e.waitForServer(t, spec.UID, "a running server", inState(driver.StateRunning))
+	assert.True(t, s.Run != first.Run && s.Exit == nil, "after the start by hand: %s, want another Run than %s and no Exit", describeServers(s), describeServers(first))
 	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), s)
 	e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 }
@@ -58,7 +58,7 @@ func testPausedByHand(t *testing.T, e *env) {
 	spec := e.newSpec(t, "paused")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Pause(t, first)
-	e.waitForServer(t, spec.UID, "it paused", inState(driver.StatePaused))
+	e.waitForServer(t, spec.UID, "a paused server", inState(driver.StatePaused))
 	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), first)
 }
 
@@ -67,17 +67,17 @@ func testRemovedByHand(t *testing.T, e *env) {
 	spec := e.newSpec(t, "removed")
 	first := e.ensureState(t, spec, driver.StateRunning)
 	e.OutOfBand.Remove(t, first)
-	assert.Eventually(t, "List to miss it", func(testing.TB) error {
+	assert.Eventually(t, "List to miss the server", func(testing.TB) error {
 		all := listServers(t, e.driver, spec.UID)
-		return assert.ErrorUnless(len(all) == 0, "it shows %s", describeServers(all...))
+		return assert.ErrorUnless(len(all) == 0, "List shows %s", describeServers(all...))
 	})
-	wantKind(t, "Delete of a server that was removed by hand", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
+	wantErrorKind(t, "Delete of a server that was removed by hand", driver.ErrNotFound, func() error { return e.driver.Delete(t.Context(), spec.Target, false) })
 	again := e.ensureState(t, spec, driver.StateRunning)
-	e.checkMadeAgain(t, again, first)
+	e.checkRecreated(t, again, first)
 }
 
-// testEndsByItself checks that the end of a guest is reported as it was, and that the
-// engine's restarter does exactly what the policy requires.
+// testEndsByItself checks that a guest's exit code is reported and that an engine that
+// restarts servers follows the restart policy.
 func testEndsByItself(t *testing.T, e *env) {
 	streams.Require(t, e.OutOfBand.Exit != nil, "OutOfBand.Exit")
 	fails := cmp.Or(e.FailCode, 3)
@@ -99,13 +99,13 @@ func testEndsByItself(t *testing.T, e *env) {
 			s := e.ensureState(t, spec, driver.StateRunning)
 			e.OutOfBand.Exit(t, s, c.code)
 			if c.starts && e.Restarts {
-				e.waitForServer(t, spec.UID, "that the engine started it again", func(now driver.Server) bool {
+				e.waitForServer(t, spec.UID, "a new run that the engine began by itself", func(now driver.Server) bool {
 					return now.State == driver.StateRunning && now.Run != s.Run
 				})
 				return
 			}
-			end := e.waitForServer(t, spec.UID, "it stopped", inState(driver.StateStopped))
-			assert.True(t, end.Exit != nil && end.Exit.Code == c.code, "it is %s, want exit code %d", describeServers(end), c.code)
+			end := e.waitForServer(t, spec.UID, "a stopped server", inState(driver.StateStopped))
+			assert.True(t, end.Exit != nil && end.Exit.Code == c.code, "the server is %s, want exit code %d", describeServers(end), c.code)
 		})
 	}
 }

@@ -20,35 +20,35 @@ func testStopAndStart(t *testing.T, e *env) {
 	first := e.ensureState(t, spec, driver.StateRunning)
 	off := e.ensureState(t, e.stopSpec(spec), driver.StateStopped)
 	assert.True(t, off.ID == first.ID && off.Exit != nil && off.Exit.Code == 0 && !off.Exit.At.IsZero(),
-		"stopped it is %s, want the same server with exit code 0 and a time", describeServers(off))
+		"after the stop: %s, want the same server with exit code 0 and a time", describeServers(off))
 	wantSameRun(t, e.ensureState(t, e.stopSpec(spec), driver.StateStopped), off)
 	wantSameRun(t, listOne(t, e.driver, spec.UID), off)
 
 	second := e.ensureState(t, spec, driver.StateRunning)
 	assert.True(t, second.ID == first.ID && second.Run != first.Run && second.Run != "",
-		"started again it is %s, want the same ID and another Run than %s", describeServers(second), describeServers(first))
+		"after the start: %s, want the same ID and another Run than %s", describeServers(second), describeServers(first))
 	assert.True(t, second.Exit == nil && !second.StartedAt.Before(first.StartedAt),
-		"started again it has Exit %+v and began at %v, before at %v", second.Exit, second.StartedAt, first.StartedAt)
+		"after the start Exit is %+v and StartedAt %v, before the stop it was %v", second.Exit, second.StartedAt, first.StartedAt)
 }
 
-// testStopForced checks that a guest that ignores the request is stopped once StopBy has
-// passed, and not before.
+// testStopForced checks that a stop is forced once StopBy has passed, and not before, if the
+// guest ignores the request.
 func testStopForced(t *testing.T, e *env) {
 	spec, first := e.startStubborn(t, "stubborn")
 	spec = e.forceSoon(withPower(spec, driver.PowerOff))
 	off := e.ensureUntil(t, e.driver, spec, string(driver.StateStopped), func(s driver.Server) bool {
 		assert.Require(t, !e.clock.Now().Before(spec.StopBy) || (s.State == driver.StateStopping && s.Run == first.Run),
-			"before StopBy it is %s, want it %s", describeServers(s), driver.StateStopping)
+			"before StopBy: %s, want the state %s", describeServers(s), driver.StateStopping)
 		return s.State == driver.StateStopped
 	})
-	assert.True(t, off.Exit != nil && off.Exit.Code != 0, "forced it is %s, want an exit code other than 0", describeServers(off))
+	assert.True(t, off.Exit != nil && off.Exit.Code != 0, "after the forced stop: %s, want an exit code other than 0", describeServers(off))
 }
 
 func testStopWhilePaused(t *testing.T, e *env) {
 	spec := e.newSpec(t, "paused-then-off")
 	s := e.ensureState(t, withPower(spec, driver.PowerPaused), driver.StatePaused)
 	stopped := e.ensureState(t, e.forceSoon(withPower(spec, driver.PowerOff)), driver.StateStopped)
-	assert.True(t, stopped.ID == s.ID && stopped.Exit != nil, "it is %s, want the same server, stopped, with its Exit", describeServers(stopped))
+	assert.True(t, stopped.ID == s.ID && stopped.Exit != nil, "after the stop: %s, want the same server with an Exit", describeServers(stopped))
 }
 
 func testPauseAndResume(t *testing.T, e *env) {
@@ -57,7 +57,7 @@ func testPauseAndResume(t *testing.T, e *env) {
 	pause := withPower(spec, driver.PowerPaused)
 	paused := e.ensureState(t, pause, driver.StatePaused)
 	wantSameRun(t, e.ensureState(t, pause, driver.StatePaused), paused)
-	wantSameRun(t, e.waitForServer(t, spec.UID, "it paused", inState(driver.StatePaused)), paused)
+	wantSameRun(t, e.waitForServer(t, spec.UID, "a paused server", inState(driver.StatePaused)), paused)
 	assert.True(t, paused.ID == first.ID && paused.Run == first.Run, "pausing changed the run: %s became %s", describeServers(first), describeServers(paused))
 	wantSameRun(t, e.ensureState(t, spec, driver.StateRunning), first)
 }
@@ -70,7 +70,7 @@ func testRestartOnce(t *testing.T, e *env) {
 	for range 3 {
 		wantSameRun(t, ensureOnce(t, e.driver, restart), second)
 	}
-	// A run that is over stays over, whatever else happens.
+	// RestartRun names a run that is over, so that it has no effect after a stop and a start either.
 	e.ensureState(t, e.stopSpec(restart), driver.StateStopped)
 	third := e.ensureState(t, restart, driver.StateRunning)
 	wantSameRun(t, e.ensureState(t, restart, driver.StateRunning), third)
@@ -93,7 +93,7 @@ func testRestartOnceFromTwoCallers(t *testing.T, e *env) {
 	})
 	runs.add(e.ensureNewRun(t, restart, first.Run).Run)
 	all := slices.DeleteFunc(runs.values(), func(run string) bool { return run == first.Run })
-	assert.True(t, len(all) == 1, "after the run %q came the runs %v, want exactly one", first.Run, all)
+	assert.True(t, len(all) == 1, "the restart of the run %q made the runs %v, want exactly one", first.Run, all)
 }
 
 func testRestartForced(t *testing.T, e *env) {
@@ -109,7 +109,7 @@ func testRestartWhilePaused(t *testing.T, e *env) {
 	e.ensureNewRun(t, e.restartSpec(spec, first.Run, e.fromNow(stopGrace)), first.Run)
 }
 
-// testResize checks that a new size applies at once, or is in Pending until a restart.
+// testResize checks that a new size applies at once or, without ResizesLive, is in Pending until a restart.
 func testResize(t *testing.T, e *env) {
 	spec := e.newSpec(t, "resized")
 	first := e.ensureState(t, spec, driver.StateRunning)
@@ -125,19 +125,19 @@ func testResize(t *testing.T, e *env) {
 		if !e.ResizesLive {
 			s = e.ensureNewRun(t, e.restartSpec(sized, s.Run, e.fromNow(time.Hour)), s.Run)
 		}
-		checkSize(t, s, sized)
-		checkSize(t, listOne(t, e.driver, spec.UID), sized)
+		wantSize(t, s, sized)
+		wantSize(t, listOne(t, e.driver, spec.UID), sized)
 	}
 }
 
-func checkSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
+func wantSize(t *testing.T, s driver.Server, spec driver.ServerSpec) {
 	t.Helper()
 	assert.True(t, s.Applied.CPUMilli == spec.CPUMilli && s.Applied.MemoryBytes == spec.MemoryBytes && len(s.Pending) == 0,
-		"it has %+v and %v pending, want cpu %dm, memory %d and nothing", s.Applied, s.Pending, spec.CPUMilli, spec.MemoryBytes)
+		"the server has %+v with %v pending, want cpu %dm, memory %d and nothing pending", s.Applied, s.Pending, spec.CPUMilli, spec.MemoryBytes)
 }
 
-// testChangeImage checks that a new image waits for the next restart, or is refused
-// without a retry.
+// testChangeImage checks that a new image is in Pending until the next restart or, with
+// KeepsImage, is refused.
 func testChangeImage(t *testing.T, e *env) {
 	streams.Require(t, e.OtherImage != "", "OtherImage")
 	spec := e.newSpec(t, "reimaged")
@@ -145,24 +145,24 @@ func testChangeImage(t *testing.T, e *env) {
 	spec.Image.Source = e.OtherImage
 	waiting := e.ensureState(t, spec, driver.StateRunning)
 	wantSameRun(t, waiting, first)
-	e.checkRefused(t, waiting)
+	e.checkImageRefusal(t, waiting)
 	assert.True(t, slices.Contains(waiting.Pending, "image") != e.KeepsImage, "Pending is %v, want image in it: %v", waiting.Pending, !e.KeepsImage)
 	second := e.ensureNewRun(t, e.restartSpec(spec, first.Run, e.fromNow(time.Hour)), first.Run)
-	e.checkRefused(t, second)
-	assert.True(t, len(second.Pending) == 0, "after the restart %v still waits", second.Pending)
+	e.checkImageRefusal(t, second)
+	assert.True(t, len(second.Pending) == 0, "after the restart %v is still pending", second.Pending)
 	all := listServers(t, e.driver)
 	assert.True(t, len(all) == 1, "the restart left %s, want one server", describeServers(all...))
 }
 
-// checkRefused checks that another image is refused if images cannot change, and that
-// nothing is refused otherwise.
-func (e *env) checkRefused(t *testing.T, s driver.Server) {
+// checkImageRefusal checks that Refused names the new image if the driver keeps images, and is
+// nil otherwise.
+func (e *env) checkImageRefusal(t *testing.T, s driver.Server) {
 	t.Helper()
 	switch r := s.Refused; {
 	case !e.KeepsImage && r != nil:
-		t.Errorf("refused is %+v, want nothing", *r)
+		t.Errorf("Refused is %+v, want nil", *r)
 	case e.KeepsImage && (r == nil || r.Field != "image" || r.Reason != driver.ReasonImageImmutable || !strings.Contains(r.Message, e.OtherImage)):
-		t.Errorf("refused is %+v, want image, by %s", r, driver.ReasonImageImmutable)
+		t.Errorf("Refused is %+v, want the field image and the reason %s", r, driver.ReasonImageImmutable)
 	}
 }
 
@@ -174,8 +174,8 @@ func testChangeWhileStopped(t *testing.T, e *env) {
 	spec.Image.Source = e.OtherImage
 	spec.MemoryBytes *= 2
 	s := e.ensureNewRun(t, spec, first.Run)
-	checkSize(t, s, spec)
-	e.checkRefused(t, s)
+	wantSize(t, s, spec)
+	e.checkImageRefusal(t, s)
 }
 
 // testCancelled checks that a call whose context has ended returns an error.
@@ -184,24 +184,24 @@ func testCancelled(t *testing.T, e *env) {
 	ctx, cancel := cancelledContext(t)
 	defer cancel()
 	_, err := e.driver.Ensure(ctx, spec)
-	wantError(t, "Ensure", err)
+	wantContextError(t, "Ensure", err)
 	servers, err := e.driver.List(ctx)
 	assert.True(t, err != nil, "List: got %s and no error", describeServers(servers...))
 	err = e.driver.Delete(ctx, spec.Target, false)
-	wantError(t, "Delete", err)
-	assert.True(t, !errors.Is(err, driver.ErrNotFound), "Delete: got %v, which would let the finalizer go", err)
+	wantContextError(t, "Delete", err)
+	assert.True(t, !errors.Is(err, driver.ErrNotFound), "Delete: got %v, for which the controller would remove the finalizer", err)
 	_, err = e.driver.Usage(ctx, spec.UID)
-	wantError(t, "Usage", err)
+	wantContextError(t, "Usage", err)
 	e.ensureState(t, spec, driver.StateRunning)
 }
 
-func wantError(t *testing.T, subject string, err error) {
+func wantContextError(t *testing.T, subject string, err error) {
 	t.Helper()
-	assert.True(t, err != nil, "%s with a context that is over: got no error", subject)
+	assert.True(t, err != nil, "%s with a cancelled context: got no error", subject)
 }
 
-// testCancelledMidway checks that the next call can complete whatever an interrupted one
-// left.
+// testCancelledMidway checks that Ensure completes a creation or restart that an earlier call
+// was interrupted in.
 func testCancelledMidway(t *testing.T, e *env) {
 	spec := e.newSpec(t, "interrupted")
 	for i := range 6 {

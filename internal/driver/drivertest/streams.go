@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 )
 
-// streamCases returns the cases of the optional interfaces that reach into servers.
+// streamCases returns the cases of package streams, which test optional interfaces.
 func streamCases() (all []contractCase) {
 	for _, c := range streams.Cases {
 		all = append(all, contractCase{c.Name, func(t *testing.T, e *env) { c.Run(t, e.forStreams()) }})

@@ -18,14 +18,14 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// contractCase is a case of the contract.
+// contractCase is a test of one requirement of the contract.
 type contractCase struct {
 	name string
 	run  func(t *testing.T, e *env)
 }
 
-// contractCases are the contract, with those of streamCases. Harness.Skips refers to them
-// by name.
+// contractCases, together with streamCases, are the contract. Harness.Skips refers to a case
+// by its name.
 var contractCases = []contractCase{
 	{"EngineID", testEngineID},
 
@@ -104,8 +104,8 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// checkSkips checks that Skips names existing cases, so that a rename leaves no stale
-// reason.
+// checkSkips checks that Skips names only existing cases, so that a case that is renamed is
+// not skipped silently or left in Skips.
 func checkSkips(t *testing.T, skips map[string]string) {
 	t.Helper()
 	known := map[string]bool{}
@@ -117,7 +117,7 @@ func checkSkips(t *testing.T, skips map[string]string) {
 	}
 }
 
-// env is the environment of one case.
+// env has the driver that one case acts on.
 type env struct {
 	Harness
 	clock   clock.Clock
@@ -132,8 +132,8 @@ func newEnv(t *testing.T, h Harness) *env {
 	return e
 }
 
-// openDriver connects to the engine as the given cluster, and registers the removal of
-// its servers at the end of the case.
+// openDriver connects to the engine for a cluster, and removes that cluster's servers at the
+// end of the case.
 func (e *env) openDriver(t *testing.T, cluster string) driver.Driver {
 	t.Helper()
 	d := e.Open(t, cluster)
@@ -141,7 +141,7 @@ func (e *env) openDriver(t *testing.T, cluster string) driver.Driver {
 	return d
 }
 
-// removeServers removes all servers of d's cluster, the retained ones by hand.
+// removeServers removes all servers of d's cluster, also the retained ones.
 func (e *env) removeServers(t *testing.T, d driver.Driver) {
 	ctx := context.WithoutCancel(t.Context())
 	assert.Eventually(t, "the clean-up after the case", func(testing.TB) error {
@@ -166,7 +166,7 @@ func (e *env) removeServer(ctx context.Context, t *testing.T, d driver.Driver, s
 	}
 }
 
-// newSpec returns a server with a new UID that should run.
+// newSpec returns the spec of a running server with a new UID.
 func (e *env) newSpec(t *testing.T, name string) driver.ServerSpec {
 	t.Helper()
 	return e.nameSpec(e.Spec(t), "drivertest", name)
@@ -176,7 +176,7 @@ func (e *env) nameSpec(s driver.ServerSpec, namespace, name string) driver.Serve
 	s.Target = driver.Target{UID: newUID(), Epoch: 1}
 	s.Namespace, s.Name = namespace, name
 	s.Power = driver.PowerOn
-	// Off unless a case needs it: the engine's restarter would interfere.
+	// Restarts by the engine would interfere with cases that are not about them.
 	s.RestartPolicy = driver.RestartNever
 	return s
 }
@@ -198,5 +198,4 @@ func (e *env) startStubborn(t *testing.T, name string) (driver.ServerSpec, drive
 
 func newUID() types.UID { return uuid.NewUUID() }
 
-// fromNow returns the time after a duration from now.
 func (e *env) fromNow(d time.Duration) time.Time { return e.clock.Now().Add(d) }

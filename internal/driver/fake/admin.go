@@ -24,7 +24,7 @@ type admin struct {
 	clock     clock.PassiveClock
 }
 
-// OpenAdmin opens a folder, which must exist. It creates nothing in it.
+// OpenAdmin opens an existing folder, without creating anything in it.
 func OpenAdmin(path string, env driver.Environment) (driver.Admin, error) {
 	dir, err := statedir.OpenExisting("the fake driver's folder", path)
 	if err != nil {

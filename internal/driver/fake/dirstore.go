@@ -31,18 +31,18 @@ const (
 	fileSuffix  = ".json"
 )
 
-// maxFileSize prevents a file that was put there by mistake from being read into memory.
+// maxFileSize bounds what is read into memory, since the folder may have other large files.
 const maxFileSize = 1 << 20
 
-// dirStore keeps the records in a folder, one file each. A process changes a record
-// under its lock file, and creates one by linking it into place. So there is never
-// an incomplete file and never a second server of a UID.
+// dirStore keeps each record in a file of a folder. A process holds the lock file of a
+// record while it changes the record, and creates a record by linking a complete file into
+// place. So a file is never incomplete, and a UID never has two servers.
 type dirStore struct {
 	dir     *statedir.Dir
 	watches kit.Watches
 
 	mu    sync.Mutex
-	known map[string]bool // names that a list has returned
+	known map[string]bool // file names that listNames has returned
 }
 
 func openDirStore(path string) (*dirStore, error) {
@@ -53,16 +53,16 @@ func openDirStore(path string) (*dirStore, error) {
 	dir.Volatile = true // simulated servers need not survive a power cut
 	s := &dirStore{dir: dir, known: map[string]bool{}}
 	for _, folder := range []string{dir.Path(), dir.Path(retainedDir)} {
-		if err := s.removeEmpty(folder); err != nil {
+		if err := s.removeEmptyRecords(folder); err != nil {
 			return nil, fmt.Errorf("the fake driver's folder: %w", err)
 		}
 	}
 	return s, nil
 }
 
-// removeEmpty removes records that have lost their content in a power cut. One such file
-// would make the engine unavailable. No process writes an empty record.
-func (s *dirStore) removeEmpty(folder string) error {
+// removeEmptyRecords removes the files of records that have lost their content in a power cut,
+// since no process writes an empty file. A single empty file would make the engine unavailable.
+func (s *dirStore) removeEmptyRecords(folder string) error {
 	paths, err := filepath.Glob(filepath.Join(folder, "*"+fileSuffix))
 	if err != nil {
 		return err
@@ -79,8 +79,8 @@ func (s *dirStore) removeEmpty(folder string) error {
 	return nil
 }
 
-// removeIfEmpty removes an empty record unless another process has its lock, which may just
-// have removed it too, and make a new one.
+// removeIfEmpty removes an empty file. It fails with ErrRetry if another process holds the
+// record's lock: that process may be removing the file too, or replacing it.
 func (s *dirStore) removeIfEmpty(uid types.UID, path string) error {
 	lock, err := s.dir.Lock(uid)
 	if err != nil {
@@ -100,8 +100,8 @@ func isEmpty(path string) bool {
 
 func (s *dirStore) engineID() (string, error) { return s.dir.ID() }
 
-// checkReachable checks that the folder is present and still the same engine. If not,
-// it closes all watches, because their callers have to open new ones.
+// checkReachable checks that the folder exists and is still the same engine. Otherwise it
+// closes all watches, so that their callers open new ones and list again.
 func (s *dirStore) checkReachable() error {
 	err := s.dir.Reach()
 	if err != nil {
@@ -124,8 +124,8 @@ func (s *dirStore) getRecord(uid types.UID) (*Record, error) {
 	return r, nil
 }
 
-// readRecord returns the record in a file, nil if there is none, and the file's
-// metadata, by which a later change of the file is detected.
+// readRecord returns the record in a file, or nil if the file does not exist. It also returns
+// the file's metadata, by which replaceFile detects a change of the file.
 func (s *dirStore) readRecord(path string, uid types.UID) (*Record, fs.FileInfo, error) {
 	content, info, err := atomicfile.Read(path, maxFileSize)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -160,7 +160,7 @@ func (s *dirStore) listRecords(ctx context.Context, uids ...types.UID) ([]Record
 		uid types.UID
 		id  string
 	}
-	places := map[identity]int{}
+	indexes := map[identity]int{}
 	var all []Record
 	for _, name := range names {
 		r, err := s.readRecordByName(ctx, name)
@@ -170,21 +170,21 @@ func (s *dirStore) listRecords(ctx context.Context, uids ...types.UID) ([]Record
 		if r == nil {
 			continue
 		}
-		// A server that was released while this list ran appears twice.
+		// A server that is released during this call is read twice: the released record counts.
 		key := identity{r.UID, r.ID}
-		if i, found := places[key]; found && r.Retained {
+		if i, found := indexes[key]; found && r.Retained {
 			all[i] = *r
 			continue
 		}
-		places[key] = len(all)
+		indexes[key] = len(all)
 		all = append(all, *r)
 	}
-	// The folder may have been removed while it was read.
+	// The folder may have been removed during this call.
 	return all, s.checkReachable()
 }
 
 func (s *dirStore) listByUID(ctx context.Context, uids []types.UID) ([]Record, error) {
-	some := make([]Record, 0, len(uids))
+	records := make([]Record, 0, len(uids))
 	for _, uid := range uids {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -194,13 +194,13 @@ func (s *dirStore) listByUID(ctx context.Context, uids []types.UID) ([]Record, e
 			return nil, err
 		}
 		if r != nil {
-			some = append(some, *r)
+			records = append(records, *r)
 		}
 	}
-	return some, nil
+	return records, nil
 }
 
-// readRecordByName reads a file by its name under the folder.
+// readRecordByName reads a record by the file's name relative to the folder.
 func (s *dirStore) readRecordByName(ctx context.Context, name string) (*Record, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -216,12 +216,12 @@ func (s *dirStore) readRecordByName(ctx context.Context, name string) (*Record, 
 	return r, nil
 }
 
-// listNames returns the names of all servers' files, the released ones last, so
-// that a server that is being released is found in at least one place.
+// listNames returns the names of all servers' files. It reads the folder of released
+// servers last, so that a server that is being released is found in at least one folder.
 //
-// A file that is replaced while a folder is read may be skipped on some file
-// systems. So the folder is read twice, and a name once seen is kept until its
-// file is found to be gone.
+// On some file systems, reading a folder may skip a file that is being replaced. So the
+// folder is read twice, and a name that an earlier call found is kept until its file is
+// gone.
 func (s *dirStore) listNames() ([]string, error) {
 	found := map[string]bool{}
 	for range 2 {
@@ -280,7 +280,7 @@ func (s *dirStore) addKnownNames(found map[string]bool) {
 }
 
 // uidOf returns the UID in a file's name: <uid>.json, or <uid>.<id>.json for a
-// released server. Backups, swap files and the like belong to no server.
+// released server. ok is false for other files, such as the backups of an editor.
 func uidOf(base string) (uid types.UID, released, ok bool) {
 	stem, isJSON := strings.CutSuffix(base, fileSuffix)
 	stem, _, released = strings.Cut(stem, ".")
@@ -318,8 +318,8 @@ func cloneRecord(r *Record) *Record {
 	return &c
 }
 
-// readForChange also finishes a release that a crash, or a person, left
-// unfinished.
+// readForChange reads the record of a UID. If a crash or a person has left a released record
+// there, it finishes the release and returns nil.
 func (s *dirStore) readForChange(uid types.UID) (*Record, fs.FileInfo, error) {
 	r, stamp, err := s.readRecord(s.dir.Path(string(uid)+fileSuffix), uid)
 	if err != nil || r == nil || !r.Retained {
@@ -328,7 +328,7 @@ func (s *dirStore) readForChange(uid types.UID) (*Record, fs.FileInfo, error) {
 	return nil, nil, s.moveToRetained(r)
 }
 
-// classifyError distinguishes a lost folder from a failure of this change only.
+// classifyError returns ErrUnavailable for a lost folder, otherwise the error of the change.
 func (s *dirStore) classifyError(err error) error {
 	if err == nil {
 		return nil
@@ -339,7 +339,8 @@ func (s *dirStore) classifyError(err error) error {
 	return s.dir.Explain(err)
 }
 
-// writeRecord stores a record whose file was as described by stamp (nil: did not exist).
+// writeRecord stores a record, or removes its file if next is nil. stamp is the metadata of the
+// file that the change is based on, nil if the file did not exist.
 func (s *dirStore) writeRecord(uid types.UID, stamp fs.FileInfo, next *Record) error {
 	path := s.dir.Path(string(uid) + fileSuffix)
 	if next == nil {
@@ -364,11 +365,11 @@ func (s *dirStore) writeRecord(uid types.UID, stamp fs.FileInfo, next *Record) e
 	return nil
 }
 
-// moveToRetained frees the UID of a server that is marked as released.
+// moveToRetained moves the file of a released server, so that its UID is free.
 func (s *dirStore) moveToRetained(r *Record) error {
-	to := s.dir.Path(retainedDir, string(r.UID)+"."+r.ID+fileSuffix)
-	point := crashpoint.Begin("move", to)
-	err := os.Rename(s.dir.Path(string(r.UID)+fileSuffix), to)
+	path := s.dir.Path(retainedDir, string(r.UID)+"."+r.ID+fileSuffix)
+	point := crashpoint.Begin("move", path)
+	err := os.Rename(s.dir.Path(string(r.UID)+fileSuffix), path)
 	point.End()
 	return err
 }
@@ -412,7 +413,7 @@ func (s *dirStore) forwardEvents(w *fsnotify.Watcher, queue *kit.Queue) {
 				queue.Add(uid)
 			}
 		case err := <-w.Errors:
-			_ = err // Whatever it is, the caller of Watch has to list again.
+			_ = err // After any error the caller of Watch has to list again.
 			return
 		}
 	}

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fake is a driver that simulates servers: booting, stopping, pausing and
-// measuring only affect a record of each server.
+// Package fake is a driver that simulates servers: each server is only a Record, which
+// says for example whether the server is booting, paused or stopped.
 //
 // Start with Driver in driver.go. simulation.go has the behaviour of a server, as pure
 // functions of its Record. The two stores hold the records: memorystore.go for tests,
 // and dirstore.go for a folder that several processes share and that outlives them.
-// watch.go reports changes of records and changes by time alone.
+// watch.go reports edits of records and the end of boot and shutdown times.
 //
 // # The folder
 //
@@ -20,26 +20,26 @@
 //
 // A person may read the servers' files and edit, add and remove them:
 //
-//   - "state": "Stopped" with "exit": {"code": 1} is a crash; without exit it
-//     is a stop by hand. "Paused" and "Running" pause and start.
+//   - "state": "Stopped" with "exit": {"code": 1} is a crash; without "exit" it
+//     is a manual stop. "Paused" pauses the server, and "Running" starts it.
 //   - "load": 0.5 makes the server use half of its CPUs.
 //   - "ignoreShutdown": true makes the guest ignore requests to stop.
 //   - removing the file removes the server.
 //   - a new file needs only the "clusterID" of the cluster that it should
 //     belong to: {"clusterID": "...", "namespace": "default", "name": "x",
-//     "state": "Running"}. Without it the server belongs to no cluster, and
-//     none lists or changes it.
+//     "state": "Running"}. Without "clusterID" no cluster lists or changes the
+//     server.
 //
-// A file that cannot be parsed is an error that names it. Lists fail until it is
-// repaired, because a server that cannot be read must not pass for a server that
-// is gone.
+// If a file cannot be parsed, lists fail with an error that names the file until
+// it is repaired, because a server that cannot be read must not look like a server
+// that is gone.
 //
-// Secrets are not stored: the record only has whether there were any, so a change
-// from one text to another is not noticed.
+// userData and networkData are not stored: the record only has whether they were
+// set, so that a change from one text to another is not noticed.
 //
 // # The fence
 //
-// Tests judge by a journal (package journal) what leaders did. A build with the tag
-// unfenced has neither fence nor guard, so that such a test can show that it would
-// notice.
+// Tests check what leaders did by a journal (package journal). A build with the tag
+// unfenced has neither the fence of package statedir nor the guard of package fencing:
+// with it such a test proves that it would find a missing fence.
 package fake

@@ -42,9 +42,9 @@ type Options struct {
 	// FaultsFile names faults by VirtualMachine: see package faultinject. It is read
 	// again when it changes; empty means no faults.
 	FaultsFile string
-	// JournalFile gets a line for every change: see package journal. Empty means none.
+	// JournalFile gets a line for every change: see package journal. Empty means no journal.
 	JournalFile string
-	// NewName names a server or a run, uniquely; nil means random names.
+	// NewName returns a unique name for a server or a run; nil means random names.
 	NewName func() string
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
@@ -69,8 +69,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 // DataDir returns the option that names the driver's folder.
 func (o *Options) DataDir() *string { return &o.Dir }
 
-// Open opens the driver in env, with its journal and its faults. The journal is inside of
-// the faults: a call that a fault intercepts changes nothing.
+// Open opens the driver in env, with its journal and its faults. The faults wrap the journal,
+// because a call that a fault intercepts changes nothing.
 func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	opened := *o
 	opened.ClusterID, opened.Clock, opened.Log = env.ClusterID, env.Clock, env.Log
@@ -90,7 +90,7 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 
 // Driver simulates servers.
 type Driver struct {
-	*guest.Access // what reaches into servers
+	*guest.Access // consoles, logs, commands and ports
 
 	clusterID  string
 	clock      clock.WithTicker
@@ -112,7 +112,7 @@ var (
 	_ driver.InterfaceLister = (*Driver)(nil)
 )
 
-// New opens the folder, creating it if it is missing, or uses memory.
+// New returns a driver for the folder o.Dir, which New creates, or for an engine in memory.
 func New(o Options) (*Driver, error) {
 	if o.ClusterID == "" {
 		return nil, errors.New("the fake driver needs a cluster id")
@@ -138,7 +138,7 @@ func New(o Options) (*Driver, error) {
 	return d, nil
 }
 
-// findGuest returns what is simulated in a server of this cluster.
+// findGuest returns the facts of a server of this cluster that its simulated guest needs.
 func (d *Driver) findGuest(ctx context.Context, uid types.UID) (guest.Server, error) {
 	if err := cmp.Or(kit.CheckContext(ctx), driver.CheckUID(uid)); err != nil {
 		return guest.Server{}, err
@@ -151,7 +151,7 @@ func (d *Driver) findGuest(ctx context.Context, uid types.UID) (guest.Server, er
 		return guest.Server{}, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
 	}
 	now := applyDueChanges(*r, d.clock.Now())
-	s := guest.Server{UID: uid, ID: now.ID, Name: now.Name, Run: now.Run, State: now.State, Interface: interfaceOf(uid)}
+	s := guest.Server{UID: uid, ID: now.ID, Name: now.Name, Run: now.Run, State: now.State, MountPaths: now.MountPaths, Interface: interfaceOf(uid)}
 	for _, p := range now.Ports {
 		s.Ports = append(s.Ports, p.Port)
 	}
@@ -170,7 +170,7 @@ func openStore(o Options) (store, error) {
 
 func newName() string { return string(uuid.NewUUID())[:18] }
 
-// EngineID returns the UUID of the folder or of the memory.
+// EngineID returns the UUID of the folder or of the engine in memory.
 func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return "", err
@@ -193,6 +193,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		if err != nil {
 			return nil, err
 		}
+		if spec.FilesErr != nil && !r.isOn() && spec.Power != driver.PowerOff {
+			return nil, spec.FilesErr
+		}
 		made = d.simulation.applySpec(r, spec, now)
 		return &made, nil
 	}))
@@ -204,7 +207,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 	return s, nil
 }
 
-// startingRecord returns the record that Ensure starts from.
+// startingRecord returns the record that Ensure changes: the old one, or a new one.
 func (d *Driver) startingRecord(old *Record, spec driver.ServerSpec) (Record, error) {
 	switch {
 	case old != nil && old.ClusterID != d.clusterID:
@@ -227,7 +230,7 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		if old == nil || old.ClusterID != d.clusterID || (t.ID != "" && old.ID != t.ID) {
 			return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
 		}
-		guest.Forget(old.ID)
+		guest.ForgetOutput(old.ID)
 		if !retain {
 			return nil, nil //nolint:nilnil // Nil removes the record.
 		}
@@ -241,8 +244,8 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 	return err
 }
 
-// journaledEdit wraps an edit, which runs while the server's lock is held, so that its
-// change is recorded in the journal.
+// journaledEdit returns an edit for changeRecord that also records the change in the journal,
+// while the server's lock is held.
 func journaledEdit(ctx context.Context, edit func(*Record) (*Record, error)) func(*Record) (*Record, error) {
 	return func(old *Record) (*Record, error) {
 		before := cloneRecord(old)
@@ -292,7 +295,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	return servers, nil
 }
 
-// listRecords returns the records of the UIDs, or all if none is given.
+// listRecords returns the records of the UIDs, or all records if uids is empty.
 func (d *Driver) listRecords(ctx context.Context, uids []types.UID) ([]Record, error) {
 	uids, err := driver.UniqueUIDs(uids)
 	if err != nil {
@@ -301,7 +304,7 @@ func (d *Driver) listRecords(ctx context.Context, uids []types.UID) ([]Record, e
 	return d.store.listRecords(ctx, uids...)
 }
 
-// Usage computes the simulated use of the servers.
+// Usage computes the simulated resource use of the servers.
 func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if err := kit.CheckContext(ctx); err != nil || len(uids) == 0 {
 		return nil, err
@@ -323,7 +326,7 @@ func (d *Driver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, 
 	return samples, nil
 }
 
-// beginChange begins a call that changes something. If it fails, nothing was changed.
+// beginChange checks the context and the UID of a call that changes a server.
 func beginChange(ctx context.Context, uid types.UID) error {
 	if err := kit.CheckContext(ctx); err != nil {
 		return driver.Errorf(driver.ErrRetry, "%w", err)

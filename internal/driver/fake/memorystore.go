@@ -20,11 +20,11 @@ import (
 	"cloudnative.tw/drover/internal/driver/statedir"
 )
 
-// Memory is an engine in memory. Several Drivers can share one, as several
-// controllers share an engine, and it outlives them.
+// Memory is an engine in memory. It outlives its Drivers, and several Drivers can
+// share it, as several controllers share an engine.
 //
-// Its exported methods play a person: they change servers without the drivers'
-// knowledge.
+// Its exported methods change servers without the drivers' knowledge, as a person
+// can do.
 type Memory struct {
 	clock   clock.PassiveClock
 	id      string
@@ -34,7 +34,7 @@ type Memory struct {
 	lost     bool
 	servers  map[types.UID]Record
 	retained map[string]Record // by ID
-	epochs   map[string]uint64 // the highest, by cluster
+	epochs   map[string]uint64 // the highest epoch of each cluster
 	edits    int
 }
 
@@ -56,7 +56,7 @@ func (m *Memory) SetAvailable(available bool) {
 	}
 }
 
-// Records returns all servers, released ones included, in the order of their
+// Records returns all servers, also the released ones, in the order of their
 // IDs.
 func (m *Memory) Records() []Record {
 	m.mu.RLock()
@@ -66,8 +66,8 @@ func (m *Memory) Records() []Record {
 	return all
 }
 
-// Edit changes a server as a person who edits its file does: fields that edit leaves
-// out are filled in. A server that does not exist is added.
+// Edit changes a server like a person who edits its file: fields that edit leaves empty
+// are filled in. A server that does not exist is added.
 func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
 	if err := driver.CheckUID(uid); err != nil {
 		return err
@@ -84,7 +84,7 @@ func (m *Memory) Edit(uid types.UID, edit func(*Record)) error {
 	return nil
 }
 
-// Remove removes a server; a released one stays.
+// Remove removes the server of a UID, but not the released servers of that UID.
 func (m *Memory) Remove(uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -122,13 +122,13 @@ func (m *Memory) listRecords(_ context.Context, uids ...types.UID) ([]Record, er
 	if len(uids) == 0 {
 		return m.allRecords(), nil
 	}
-	some := make([]Record, 0, len(uids))
+	records := make([]Record, 0, len(uids))
 	for _, uid := range uids {
 		if r, ok := m.servers[uid]; ok {
-			some = append(some, r)
+			records = append(records, r)
 		}
 	}
-	return some, nil
+	return records, nil
 }
 
 func (m *Memory) changeRecord(uid types.UID, leader leaderEpoch, edit func(*Record) (*Record, error)) error {
@@ -163,7 +163,7 @@ func (m *Memory) watchRecords(ctx context.Context) (*kit.Queue, error) {
 
 func (m *Memory) checkReachable() error {
 	if m.lost {
-		return driver.Errorf(driver.ErrUnavailable, "the fake engine in memory is out of reach")
+		return driver.Errorf(driver.ErrUnavailable, "the fake engine in memory is unreachable")
 	}
 	return nil
 }

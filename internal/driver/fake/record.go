@@ -18,14 +18,14 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Record is a simulated server, as stored in the folder's files.
+// Record is a simulated server. The engine's folder has a JSON file with the record of each server.
 type Record struct {
 	UID       types.UID `json:"uid,omitempty"`
 	ID        string    `json:"id,omitempty"`
 	ClusterID string    `json:"clusterID,omitempty"`
 	Namespace string    `json:"namespace,omitempty"`
 	Name      string    `json:"name,omitempty"`
-	// Epoch of the leader that created it.
+	// Epoch of the leader that created the server.
 	Epoch uint64 `json:"epoch,omitempty"`
 
 	// State is Running, Paused, Stopping, Stopped or Restarting; empty means
@@ -51,7 +51,7 @@ type Record struct {
 	Load float64 `json:"load"`
 
 	RestartPolicy driver.RestartPolicy `json:"restartPolicy,omitempty"`
-	// Config is the configuration that the last run was started with.
+	// ServerConfig is the configuration that the last run was started with.
 	ServerConfig
 }
 
@@ -63,15 +63,23 @@ type ServerConfig struct {
 	Volumes         []Volume `json:"volumes,omitempty"`
 	Ports           []Port   `json:"ports,omitempty"`
 	SSHFingerprints []string `json:"sshFingerprints,omitempty"`
-	// HasUserData and HasNetworkData replace the secrets themselves.
+	// HasUserData and HasNetworkData are stored instead of the data, which may be secret.
 	HasUserData    bool `json:"hasUserData,omitempty"`
 	HasNetworkData bool `json:"hasNetworkData,omitempty"`
 
 	Command    []string `json:"command,omitempty"`
 	Args       []string `json:"args,omitempty"`
 	WorkingDir string   `json:"workingDir,omitempty"`
-	// EnvFingerprints has the environment variables by name.
+	User       string   `json:"user,omitempty"`
+	Init       string   `json:"init,omitempty"`
+
+	Stdin   bool            `json:"stdin,omitempty"`
+	TTY     bool            `json:"tty,omitempty"`
+	Sysctls []driver.Sysctl `json:"sysctls,omitempty"`
+	// EnvFingerprints maps the names of environment variables to fingerprints of their values.
 	EnvFingerprints map[string]string `json:"envFingerprints,omitempty"`
+	// MountPaths are the folders of spec.files. Their content is not stored.
+	MountPaths []string `json:"mountPaths,omitempty"`
 }
 
 type (
@@ -87,6 +95,7 @@ type (
 		SizeBytes int64  `json:"sizeBytes"`
 		Image     string `json:"image,omitempty"`
 		ReadOnly  bool   `json:"readOnly,omitempty"`
+		MountPath string `json:"mountPath,omitempty"`
 	}
 	// Port is a port that is reachable from outside.
 	Port struct {
@@ -110,13 +119,13 @@ func configOf(spec driver.ServerSpec) ServerConfig {
 	c := ServerConfig{
 		Image: spec.Image.Source, ImageChecksum: spec.Image.Checksum,
 		HasUserData: !spec.UserData.IsZero(), HasNetworkData: !spec.NetworkData.IsZero(),
-		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir,
+		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir, User: spec.User, Init: string(spec.Init), Stdin: spec.Stdin, TTY: spec.TTY, Sysctls: spec.Sysctls, MountPaths: driver.MountPaths(spec.Files),
 	}
 	if k := spec.Image.Kernel; k != nil {
 		c.Kernel = &Kernel{Source: k.Source, Initrd: k.Initrd, Cmdline: k.Cmdline}
 	}
 	for _, v := range spec.Volumes {
-		volume := Volume{Name: v.Name, SizeBytes: v.SizeBytes, ReadOnly: v.ReadOnly}
+		volume := Volume{Name: v.Name, SizeBytes: v.SizeBytes, ReadOnly: v.ReadOnly, MountPath: v.MountPath}
 		if v.Image != nil {
 			volume.Image = v.Image.Source
 		}
@@ -137,14 +146,14 @@ func configOf(spec driver.ServerSpec) ServerConfig {
 	return c
 }
 
-// fingerprint is enough to detect another text. The text itself is not stored: a value may be a
-// Secret's, and what a user gives as a key might be more secret than it should be.
+// fingerprint returns a hash, which is stored in place of a text to detect changes. The text may be
+// a Secret's, and a user may have given a private SSH key by mistake.
 func fingerprint(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// decodeRecord reads a record strictly, so that a mistyped field is reported.
+// decodeRecord rejects unknown fields, so that a mistyped field name is reported.
 func decodeRecord(content []byte) (Record, error) {
 	var r Record
 	d := json.NewDecoder(bytes.NewReader(content))
@@ -166,9 +175,9 @@ func encodeRecord(r Record) ([]byte, error) {
 	return append(content, '\n'), nil
 }
 
-// completeFields fills in what a person who wrote or edited the record left out, and
-// rejects invalid values. changed is the time of the edit; run is the name for a run
-// that the edit began.
+// completeFields fills in the fields that a person who edited the record left out, and
+// rejects invalid values. changed is the time of the edit. run is the name of the new run
+// if the edit has started the server.
 func (r *Record) completeFields(uid types.UID, changed time.Time, run string) error {
 	if r.UID == "" {
 		r.UID = uid
@@ -179,7 +188,7 @@ func (r *Record) completeFields(uid types.UID, changed time.Time, run string) er
 	if r.ID == "" {
 		r.ID = "fake-" + string(uid)
 	}
-	if err := driver.CheckUID(types.UID(r.ID)); err != nil {
+	if err := driver.CheckUID(types.UID(r.ID)); err != nil { // an ID may have the same characters as a UID
 		return fmt.Errorf("id is %q: it must be letters, digits, - or _", r.ID)
 	}
 	if r.Load < 0 || r.Load > 1 || r.CPUMilli < 0 || r.MemoryBytes < 0 || r.RootDiskBytes < 0 {
@@ -195,9 +204,7 @@ func (r *Record) completeState(changed time.Time, run string) error {
 	case driver.StateStarting:
 		r.State = driver.StateRunning
 	case driver.StateStopped, driver.StateRunning, driver.StatePaused, driver.StateStopping, driver.StateRestarting:
-	case driver.StatePending, driver.StateRemoving:
-		fallthrough
-	default:
+	default: // StatePending and StateRemoving too, which no record has
 		return fmt.Errorf("state is %q: it must be Running, Paused, Stopping, Stopped or Restarting", r.State)
 	}
 	if r.isOn() {
@@ -208,7 +215,7 @@ func (r *Record) completeState(changed time.Time, run string) error {
 	return nil
 }
 
-// beginManualRun begins the run of a server that a person set from off to on.
+// beginManualRun begins a new run if a person has changed a stopped server to a running one.
 func (r *Record) beginManualRun(changed time.Time, run string) {
 	if r.Run != "" && r.Exit == nil {
 		return
@@ -216,7 +223,7 @@ func (r *Record) beginManualRun(changed time.Time, run string) {
 	r.Run, r.StartedAt, r.UpAt, r.Exit = run, changed, time.Time{}, nil
 }
 
-// endManualRun adds an exit to a run that a person ended.
+// endManualRun completes the exit of a run that a person ended.
 func (r *Record) endManualRun(changed time.Time) {
 	exit := Exit{}
 	switch {

@@ -18,16 +18,16 @@ import (
 	"cloudnative.tw/drover/internal/guest/report"
 )
 
-// forcedExit is the code of a run that was ended by force.
+// forcedExit is the exit code of a run that was ended by force.
 const forcedExit = 137
 
-// simulation is the configured durations, and the source of names.
+// simulation has the durations of a server's boot and shutdown, and the source of names.
 type simulation struct {
 	bootTime, shutdownTime time.Duration
 	newName                func() string
 }
 
-// newRecord makes a server of spec that has never run.
+// newRecord returns the record of a server that has never run.
 func (s simulation) newRecord(clusterID string, spec driver.ServerSpec) Record {
 	return Record{
 		UID: spec.UID, ID: "fake-" + s.newName(), ClusterID: clusterID,
@@ -36,13 +36,13 @@ func (s simulation) newRecord(clusterID string, spec driver.ServerSpec) Record {
 	}
 }
 
-// applySpec brings a server as close to spec as it can be by now.
+// applySpec takes all steps toward spec that are possible now.
 func (s simulation) applySpec(r Record, spec driver.ServerSpec, now time.Time) Record {
 	applyResources(&r, spec)
 	for {
 		r = applyDueChanges(r, now)
-		has := kit.Observed{State: r.State, Run: r.Run, IsStopping: r.State == driver.StateStopping, StopBy: spec.StopBy}
-		switch kit.NextStep(has, spec, now) {
+		observed := kit.Observed{State: r.State, Run: r.Run, IsStopping: r.State == driver.StateStopping, StopBy: spec.StopBy}
+		switch kit.NextStep(observed, spec, now) {
 		case kit.StepStart:
 			r.ServerConfig = configOf(spec)
 			r.State, r.Run, r.Exit = driver.StateRunning, "run-"+s.newName(), nil
@@ -91,7 +91,7 @@ func applyDueChanges(r Record, now time.Time) Record {
 	return r
 }
 
-// nextTransition returns when the server will change by itself, or zero.
+// nextTransition returns when the server's boot or shutdown ends, or zero.
 func nextTransition(r Record, now time.Time) time.Time {
 	switch {
 	case r.State == driver.StateRunning && now.Before(r.UpAt):
@@ -126,7 +126,7 @@ func serverOf(r Record, now time.Time) driver.Server {
 	return s
 }
 
-// addressOf is the same for a UID in every run and process.
+// addressOf returns an address that depends only on the UID, so that it is the same in every process.
 func addressOf(uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return fmt.Sprintf("10.%d.%d.%d", sum[0], sum[1], 1+sum[2]%254)
@@ -134,14 +134,14 @@ func addressOf(uid types.UID) string {
 
 func interfaceOf(uid types.UID) report.Interface {
 	address := netip.MustParseAddr(addressOf(uid))
-	last := address.As4()
+	octets := address.As4()
 	return report.Interface{
-		Name: "eth0", MAC: net.HardwareAddr{2, 0, last[0], last[1], last[2], last[3]}.String(),
+		Name: "eth0", MAC: net.HardwareAddr{2, 0, octets[0], octets[1], octets[2], octets[3]}.String(),
 		Addresses: []netip.Prefix{netip.PrefixFrom(address, 8)},
 	}
 }
 
-// portsOf returns the requested ports of the host; none is chosen.
+// portsOf returns the ports with a requested host port. The fake engine does not choose host ports.
 func portsOf(requested []Port) []driver.Port {
 	var ports []driver.Port
 	for _, p := range requested {

@@ -11,21 +11,21 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
-// store keeps the records. Callers may change the records that it returns, but
-// not the slices in them.
+// store keeps the records of servers. Callers may change a returned record, but not
+// the slices in it.
 type store interface {
 	// engineID reads the engine's identity. From then on getRecord, listRecords and
-	// changeRecord fail if they find another engine; watchRecords accepts it too.
+	// changeRecord fail if they find another engine. watchRecords accepts any engine.
 	engineID() (string, error)
-	// getRecord returns the record of uid, or nil.
+	// getRecord returns the record of uid, or nil if it does not exist.
 	getRecord(uid types.UID) (*Record, error)
 	// listRecords returns the existing records of some uids, or all records, including
 	// those of released servers.
 	listRecords(ctx context.Context, uids ...types.UID) ([]Record, error)
-	// changeRecord replaces the record of uid (nil if there is none) by the result of
-	// edit (nil removes it), atomically. A record that edit marks as retained is
-	// moved away: it is no longer the record of its uid. If a newer leader has
-	// changed the engine it returns ErrFenced; that check is part of the atomic
+	// changeRecord replaces the record of uid by the result of edit, atomically. Nil
+	// stands for no record, before and after the edit. A record that edit marks as
+	// retained is no longer the record of its uid. If a newer leader has changed the
+	// engine, changeRecord returns ErrFenced; this check is part of the atomic
 	// operation.
 	changeRecord(uid types.UID, leader leaderEpoch, edit func(*Record) (*Record, error)) error
 	// watchRecords queues the UIDs of records that change, until ctx ends. The queue is shut

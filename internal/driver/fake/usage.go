@@ -11,11 +11,11 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// memoryDivisor is the divisor of a server's memory that gives its simulated use.
+// memoryDivisor is which part of its memory a server seems to use: one fourth.
 const memoryDivisor = 4
 
-// meter computes the CPU time that servers would have used. Load may be edited at
-// any time, so the counters accumulate from one sample to the next.
+// meter computes the CPU time that servers would have used. It adds up the time between
+// samples, since Record.Load may be edited at any time.
 type meter struct {
 	last driver.SyncMap[types.UID, reading]
 }
@@ -26,7 +26,7 @@ type reading struct {
 	cpu time.Duration
 }
 
-// sampleUsage measures a server; ok is false if it is not on.
+// sampleUsage computes the usage of a server; ok is false if the server is not on.
 func (m *meter) sampleUsage(r Record, now time.Time) (u driver.Usage, ok bool) {
 	isOn := r.isOn() && r.State != driver.StateRestarting
 	m.last.Update(r.UID, func(last reading, known bool) (reading, bool) {

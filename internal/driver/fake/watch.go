@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
-// Watch reports records that change and servers that come to the end of
-// their boot or shutdown time.
+// Watch reports servers whose record changes or whose boot or shutdown time
+// ends.
 func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
@@ -42,8 +42,8 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return uids, nil
 }
 
-// isReported reports whether a change is sent: not one of another cluster's server, but that
-// of a removed one, whose cluster is unknown.
+// isReported reports whether the server belongs to this cluster, and queues its next transition.
+// A removed server is reported too, since its cluster is unknown.
 func (d *Driver) isReported(ctx context.Context, queue *kit.Queue, uid types.UID) bool {
 	r, err := d.store.getRecord(uid)
 	if err != nil || r == nil {
@@ -55,7 +55,7 @@ func (d *Driver) isReported(ctx context.Context, queue *kit.Queue, uid types.UID
 	return r.ClusterID == d.clusterID
 }
 
-// awaitTransition has a server queued when it changes by the passage of time alone.
+// awaitTransition queues the server once its boot or shutdown time ends.
 func (d *Driver) awaitTransition(ctx context.Context, queue *kit.Queue, r Record) {
 	now := d.clock.Now()
 	at := nextTransition(r, now)
@@ -65,7 +65,7 @@ func (d *Driver) awaitTransition(ctx context.Context, queue *kit.Queue, r Record
 	timer := d.clock.NewTimer(at.Sub(now))
 	go func() {
 		defer timer.Stop()
-		if d.clock.Now().Before(at) { // else a clock that is stepped has passed it before the timer was set
+		if d.clock.Now().Before(at) { // a fake clock may have passed it before the timer was set
 			select {
 			case <-timer.C():
 			case <-ctx.Done():

@@ -23,9 +23,9 @@
 //
 // Under "*", hang and latency apply to List, Usage and EngineID too. Kinds are
 // retry, invalid, unsupported, exhausted, unavailable and other, which is an
-// error that no sentinel explains.
+// error without a kind of package driver.
 //
 // failCreate counts for each VM separately, and starts again when its entry
-// changes. A missing file means no faults. A mistake in the file is logged, and
-// the previous content remains in force.
+// changes. A missing file means no faults. After a mistake in the file, which is
+// logged, the previous content remains in force.
 package faultinject

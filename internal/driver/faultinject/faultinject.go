@@ -19,18 +19,18 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
-// availabilityPeriod is how soon an open Watch notices that the engine is to be
-// unreachable.
+// availabilityPeriod is how often an open Watch checks whether the file makes the engine
+// unavailable.
 const availabilityPeriod = 200 * time.Millisecond
 
-// faultyDriver is a driver with faults.
+// faultyDriver is a driver with injected faults.
 type faultyDriver struct {
 	driver.Driver
 	clock clock.WithTicker
 	file  *faultsFile
 
 	mu    sync.Mutex
-	names map[types.UID]string // "namespace/name" of the servers known so far
+	names map[types.UID]string // "namespace/name" of servers that a call has named
 }
 
 // Wrap makes d fail as the file at path describes.
@@ -44,7 +44,7 @@ func Wrap(d driver.Driver, path string, c clock.WithTicker, log logr.Logger) dri
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
 func (d *faultyDriver) Unwrap() driver.Driver { return d.Driver }
 
-// Ensure fails as the VM's entry specifies.
+// Ensure applies the faults of the VM's entry.
 func (d *faultyDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
 	vm := spec.Namespace + "/" + spec.Name
 	d.recordName(spec.UID, vm)
@@ -62,7 +62,7 @@ func (d *faultyDriver) Ensure(ctx context.Context, spec driver.ServerSpec) (driv
 	return s, err
 }
 
-// Delete fails as the VM's entry specifies.
+// Delete applies the faults of the VM's entry.
 func (d *faultyDriver) Delete(ctx context.Context, t driver.Target, retain bool) error {
 	vm := d.nameOf(t.UID)
 	_, fault, err := d.beforeCall(ctx, vm)
@@ -79,7 +79,7 @@ func (d *faultyDriver) Delete(ctx context.Context, t driver.Target, retain bool)
 	return err
 }
 
-// List fails as the entry "*" specifies.
+// List applies the faults of the entry "*".
 func (d *faultyDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	if err := d.beforeEngineCall(ctx); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (d *faultyDriver) List(ctx context.Context, uids ...types.UID) ([]driver.Se
 	return servers, err
 }
 
-// Usage fails as the entry "*" specifies.
+// Usage applies the faults of the entry "*".
 func (d *faultyDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.Usage, error) {
 	if err := d.beforeEngineCall(ctx); err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func (d *faultyDriver) Usage(ctx context.Context, uids ...types.UID) ([]driver.U
 	return d.Driver.Usage(ctx, uids...)
 }
 
-// EngineID fails as the entry "*" specifies.
+// EngineID applies the faults of the entry "*".
 func (d *faultyDriver) EngineID(ctx context.Context) (string, error) {
 	if err := d.beforeEngineCall(ctx); err != nil {
 		return "", err
@@ -114,39 +114,38 @@ func (d *faultyDriver) EngineID(ctx context.Context) (string, error) {
 	return identifier.EngineID(ctx)
 }
 
-// Watch closes when the engine is to be unreachable.
+// Watch closes its channel when the file makes the engine unavailable.
 func (d *faultyDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := d.checkAvailable(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	in, err := d.Driver.Watch(ctx)
+	source, err := d.Driver.Watch(ctx)
 	if err != nil {
 		cancel()
 		return nil, err
 	}
-	out := make(chan types.UID)
+	events := make(chan types.UID)
 	go func() {
 		defer cancel()
-		d.forwardEvents(ctx, in, out)
+		d.forwardEvents(ctx, source, events)
 	}()
-	return out, nil
+	return events, nil
 }
 
-// forwardEvents forwards events until in is closed or the engine is to be
-// unreachable.
-func (d *faultyDriver) forwardEvents(ctx context.Context, in <-chan types.UID, out chan<- types.UID) {
-	defer close(out)
+// forwardEvents forwards events, one at a time, until source is closed or the file makes
+// the engine unavailable.
+func (d *faultyDriver) forwardEvents(ctx context.Context, source <-chan types.UID, events chan<- types.UID) {
+	defer close(events)
 	poll := d.clock.NewTicker(availabilityPeriod)
 	defer poll.Stop()
-	var head types.UID
+	var unsent types.UID
 	for {
-		// Take one event, then offer it before taking the next.
-		from, to := in, out
-		if head != "" {
-			from = nil
+		receive, send := source, events
+		if unsent != "" {
+			receive = nil
 		} else {
-			to = nil
+			send = nil
 		}
 		select {
 		case <-ctx.Done():
@@ -155,27 +154,27 @@ func (d *faultyDriver) forwardEvents(ctx context.Context, in <-chan types.UID, o
 			if d.checkAvailable() != nil {
 				return
 			}
-		case uid, open := <-from:
+		case uid, open := <-receive:
 			if !open {
 				return
 			}
-			head = uid
-		case to <- head:
-			head = ""
+			unsent = uid
+		case send <- unsent:
+			unsent = ""
 		}
 	}
 }
 
-// beforeCall applies the faults that precede a call for one VM.
-func (d *faultyDriver) beforeCall(ctx context.Context, vm string) (string, Fault, error) {
+// beforeCall applies the faults that come before a call for one VM, and returns the VM's entry.
+func (d *faultyDriver) beforeCall(ctx context.Context, vm string) (entry string, fault Fault, err error) {
 	if err := d.checkAvailable(); err != nil {
 		return "", Fault{}, err
 	}
-	entry, fault := d.file.faultFor(vm)
+	entry, fault = d.file.faultFor(vm)
 	return entry, fault, d.delayCall(ctx, fault)
 }
 
-// beforeEngineCall applies the faults that precede a call for the engine.
+// beforeEngineCall applies the faults that come before a call for the whole engine.
 func (d *faultyDriver) beforeEngineCall(ctx context.Context) error {
 	if err := d.checkAvailable(); err != nil {
 		return err
@@ -186,12 +185,12 @@ func (d *faultyDriver) beforeEngineCall(ctx context.Context) error {
 
 func (d *faultyDriver) checkAvailable() error {
 	if _, fault := d.file.faultFor(""); fault.EngineUnavailable {
-		return driver.Errorf(driver.ErrUnavailable, "%s", fault.messageOr("the engine is out of reach"))
+		return driver.Errorf(driver.ErrUnavailable, "%s", fault.messageOr("the engine is unreachable"))
 	}
 	return nil
 }
 
-// delayCall delays a call, until ctx ends if the call is to hang.
+// delayCall delays a call by the fault's latency, or until ctx ends if the fault is a hang.
 func (d *faultyDriver) delayCall(ctx context.Context, f Fault) error {
 	if f.Hang {
 		<-ctx.Done()
@@ -206,13 +205,13 @@ func (d *faultyDriver) delayCall(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// failCreate fails an Ensure that would create a server.
+// failCreate returns an error if Ensure would create the server and the fault's count is not used up.
 func (d *faultyDriver) failCreate(ctx context.Context, entry string, f Fault, spec driver.ServerSpec) error {
 	if f.FailCreate == 0 {
 		return nil
 	}
-	there, err := d.serverExists(ctx, spec.UID)
-	if err != nil || there || !d.file.countFailure(entry, spec.Namespace+"/"+spec.Name) {
+	exists, err := d.serverExists(ctx, spec.UID)
+	if err != nil || exists || !d.file.countFailure(entry, spec.Namespace+"/"+spec.Name) {
 		return err
 	}
 	return driver.Errorf(kinds[cmp.Or(f.Kind, "retry")], "%s", f.messageOr("the creation failed"))
@@ -228,7 +227,7 @@ func (d *faultyDriver) serverExists(ctx context.Context, uid types.UID) (bool, e
 	return false, err
 }
 
-// timeoutError returns an error that leaves open whether the call was done.
+// timeoutError returns an error that does not tell whether the call has taken effect.
 func (f Fault) timeoutError(vm string) error {
 	return fmt.Errorf("%s for %s: %w", f.messageOr("the engine did not answer"), vm, context.DeadlineExceeded)
 }
@@ -255,7 +254,7 @@ func (d *faultyDriver) forgetName(uid types.UID) {
 	delete(d.names, uid)
 }
 
-// forgetNames bounds the map: a complete list supplies the names of all servers again.
+// forgetNames drops the names of servers that are gone. The caller has a complete list, with the names of all others.
 func (d *faultyDriver) forgetNames() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

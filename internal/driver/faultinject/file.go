@@ -20,10 +20,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// allVMs is the entry for every VM and for the engine itself.
+// allVMs is the name of the entry for every VM and for the engine itself.
 const allVMs = "*"
 
-// Fault is the faults of one entry.
+// Fault has the faults of one entry of the file: see the package comment.
 type Fault struct {
 	FailCreate         int             `json:"failCreate,omitempty"`
 	Kind               string          `json:"kind,omitempty"`
@@ -36,7 +36,7 @@ type Fault struct {
 
 const fieldNames = "failCreate, kind, message, hang, succeedThenTimeout, engineUnavailable and latency"
 
-var errOther = errors.New("no sentinel explains this")
+var errOther = errors.New("an error without a kind")
 
 var kinds = map[string]error{
 	"retry":       driver.ErrRetry,
@@ -76,24 +76,24 @@ func parseFaults(content []byte) (map[string]Fault, error) {
 	return entries, nil
 }
 
-// faultsFile is the faults file as last read.
+// faultsFile has the content of the faults file, which it reads again after changes.
 type faultsFile struct {
 	path string
 	log  logr.Logger
 
 	mu         sync.Mutex
-	lastInfo   fs.FileInfo // nil: it did not exist
-	unreadable bool        // stat of it fails
+	lastInfo   fs.FileInfo // metadata at the last read; nil if the file did not exist
+	unreadable bool        // whether stat fails
 	entries    map[string]Fault
 	failures   map[failureKey]int
 }
 
-// failureKey is the key under which the failed creations of a VM are counted for an
-// entry.
+// failureKey is the key of a count of failed creations: each VM that an entry applies to has
+// a separate count.
 type failureKey struct{ entry, vm string }
 
-// faultFor returns the entry that applies to a VM. "" stands for the engine.
-func (f *faultsFile) faultFor(vm string) (string, Fault) {
+// faultFor returns the entry that applies to a VM, or to the engine if vm is empty.
+func (f *faultsFile) faultFor(vm string) (entry string, fault Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reloadIfChanged()
@@ -106,7 +106,7 @@ func (f *faultsFile) faultFor(vm string) (string, Fault) {
 	return "", Fault{}
 }
 
-// countFailure reports whether the next creation of a VM is to fail, and counts it.
+// countFailure reports whether the next creation of a VM has to fail, and counts this failure.
 func (f *faultsFile) countFailure(entry, vm string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,11 +121,11 @@ func (f *faultsFile) countFailure(entry, vm string) bool {
 // reloadIfChanged reads the file if it has changed since it was last read.
 func (f *faultsFile) reloadIfChanged() {
 	now, err := os.Stat(f.path)
-	blocked := err != nil && !errors.Is(err, fs.ErrNotExist)
+	isUnreadable := err != nil && !errors.Is(err, fs.ErrNotExist)
 	switch {
-	case blocked && !f.unreadable:
+	case isUnreadable && !f.unreadable:
 		f.log.Error(err, "Faults file cannot be read, so its last content stays in force")
-	case blocked:
+	case isUnreadable:
 	case err != nil && f.lastInfo != nil:
 		f.lastInfo = nil
 		f.replaceEntries(nil)
@@ -133,7 +133,7 @@ func (f *faultsFile) reloadIfChanged() {
 		f.lastInfo = now
 		f.readFile()
 	}
-	f.unreadable = blocked
+	f.unreadable = isUnreadable
 }
 
 func isUnchanged(a, b fs.FileInfo) bool {
@@ -153,7 +153,7 @@ func (f *faultsFile) readFile() {
 	f.replaceEntries(entries)
 }
 
-// replaceEntries replaces the entries, and resets the counts of those that have changed.
+// replaceEntries replaces the entries, and resets the counts of the entries that have changed.
 func (f *faultsFile) replaceEntries(entries map[string]Fault) {
 	for key := range f.failures {
 		if entries[key.entry] != f.entries[key.entry] {

@@ -1,15 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fencing is a decorator that lets a driver change something only while
-// this process has the right to, and passes on the epoch under which it does.
+// Package fencing is a decorator that lets a driver change servers only while
+// this process is the leader, and gives each such call the leader's epoch.
 //
 // Start with Wrap. It adds
 //
 //	drover_fenced_calls_total{driver,method}  counter
 //
-// which counts the calls that an engine refused because a newer epoch has
-// acted on it. The gate counts the calls that it refuses itself.
+// which counts the calls that an engine refused because a leader with a newer
+// epoch has acted on it. The gate counts the calls that the gate refuses.
 package fencing
 
 import (
@@ -23,10 +23,10 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Gate grants the right to act.
+// Gate admits calls while this process is the leader.
 type Gate interface {
-	// Enter begins a call or refuses it. The context that it returns ends when
-	// the right does. The caller must call leave at the end of the call.
+	// Enter admits a call or refuses it. The returned context ends when the
+	// leadership does. The caller must call leave at the end of the call.
 	Enter(ctx context.Context) (guarded context.Context, epoch uint64, leave func(), err error)
 }
 
@@ -36,7 +36,7 @@ type fencedDriver struct {
 	gate          Gate
 	log           logr.Logger
 	fencedCalls   *prometheus.CounterVec
-	refusalLogged sync.Once // a refused call is logged once
+	refusalLogged sync.Once // only the first refused call is logged
 }
 
 // Wrap puts d behind the gate. Several drivers can share a registry; with a nil
@@ -79,7 +79,7 @@ func (g *fencedDriver) Delete(ctx context.Context, t driver.Target, retain bool)
 }
 
 func (g *fencedDriver) guardCall(ctx context.Context, method string, do func(context.Context, uint64) error) error {
-	inside, epoch, leave, err := enterGate(ctx, g.gate)
+	guarded, epoch, leave, err := enterGate(ctx, g.gate)
 	if err != nil {
 		g.refusalLogged.Do(func() {
 			g.log.Info("A call was refused because this process does not lead; further ones are counted and not logged", "method", method, "cause", err.Error())
@@ -87,12 +87,12 @@ func (g *fencedDriver) guardCall(ctx context.Context, method string, do func(con
 		return driver.Errorf(driver.ErrNotLeading, "nothing was done: %w", err)
 	}
 	defer leave()
-	err = do(inside, epoch)
-	if err != nil && inside.Err() != nil && ctx.Err() == nil {
-		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(inside), err)
+	err = do(guarded, epoch)
+	if err != nil && guarded.Err() != nil && ctx.Err() == nil {
+		return driver.Errorf(driver.ErrDeposed, "%w: %v", context.Cause(guarded), err)
 	}
 	if errors.Is(err, driver.ErrFenced) {
-		g.fencedCalls.WithLabelValues(method).Inc() // the inventory reports it
+		g.fencedCalls.WithLabelValues(method).Inc() // not logged here: the inventory reports the error
 	}
 	return err
 }

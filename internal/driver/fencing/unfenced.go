@@ -7,8 +7,8 @@ package fencing
 
 import "context"
 
-// enterGate admits every call and cancels none, for the test that demonstrates
-// what the guard prevents.
+// enterGate admits every call and cancels none, for tests that prove that they
+// would find a missing guard.
 func enterGate(ctx context.Context, gate Gate) (guarded context.Context, epoch uint64, leave func(), err error) {
 	_, epoch, leave, err = gate.Enter(ctx)
 	if err == nil {

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guests reaches the guests of machines by their supervisors, for drivers whose servers are
-// machines.
+// Package guests reaches the guests of machines through their supervisors, for drivers whose servers
+// are machines.
 //
-// Start with Guests, which has the parts that are the same for all of them.
+// Start with Guests, which has the parts that all these drivers share.
 package guests
 
 import (
@@ -28,20 +28,21 @@ import (
 
 // Guests reaches the guests of a driver.
 type Guests struct {
-	// Reach returns a client of the supervisor of a server that runs, for people.
+	// Reach returns a client of a running server's supervisor, for requests of users.
 	Reach func(ctx context.Context, uid types.UID) (*control.Client, error)
-	// Explain returns what an error means where the machine is, nil for one that it does not know.
+	// Explain replaces an error whose meaning depends on where the machine runs, such as in a pod. It
+	// returns nil for other errors. Explain may be nil.
 	Explain func(error) error
 }
 
-// kinds are the kinds of the contract for failures of a guest. Others lack a kind, as ErrEndUnknown: the command may
-// have been started.
+// kinds maps failures of a guest to errors of package driver. Other failures have none. For example, ErrEndUnknown must
+// not become driver.ErrRetry, since the command may have been started.
 var kinds = map[failure.Kind]error{
 	failure.Retry: driver.ErrRetry, failure.Invalid: driver.ErrInvalid, failure.Unsupported: driver.ErrUnsupported,
-	failure.Taken: driver.ErrConsoleTaken, failure.NotFound: driver.ErrCommandNotFound, failure.NotExecutable: driver.ErrCommandNotExecutable,
+	failure.Busy: driver.ErrBusy, failure.Taken: driver.ErrConsoleTaken, failure.NotFound: driver.ErrCommandNotFound, failure.NotExecutable: driver.ErrCommandNotExecutable,
 }
 
-// classifyError gives an error of a guest its kind in the contract.
+// classifyError wraps an error of a guest in the matching error of package driver.
 func (g Guests) classifyError(err error) error {
 	if g.Explain != nil {
 		if explained := g.Explain(err); explained != nil {
@@ -56,36 +57,36 @@ func (g Guests) classifyError(err error) error {
 
 // Console implements driver.Consoler.
 func (g Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
-	attach := func(types bool) (io.ReadWriteCloser, error) {
+	attach := func(writable bool) (io.ReadWriteCloser, error) {
 		c, err := g.Reach(ctx, uid)
 		if err != nil {
 			return nil, err
 		}
-		s, err := c.Console(ctx, types)
+		s, err := c.Console(ctx, writable)
 		return s, g.classifyError(err)
 	}
-	reads, err := attach(false)
+	output, err := attach(false)
 	if err != nil {
 		return nil, err
 	}
-	return &console{ReadWriteCloser: reads, guests: g, attach: attach}, nil
+	return &console{ReadWriteCloser: output, guests: g, attach: attach}, nil
 }
 
-// console is an attached console, which has a second stream once its user has typed.
+// console is an attached console. It opens a second stream for the input once the user types.
 type console struct {
 	io.ReadWriteCloser
 
 	guests Guests
-	attach func(types bool) (io.ReadWriteCloser, error)
+	attach func(writable bool) (io.ReadWriteCloser, error)
 
 	mu       sync.Mutex
-	typist   *typist
+	input    *inputStream
 	isClosed bool
 }
 
 // Write implements io.Writer.
 func (c *console) Write(p []byte) (int, error) {
-	to, err := c.openTypist()
+	to, err := c.openInput()
 	if err != nil {
 		return 0, err
 	}
@@ -93,20 +94,20 @@ func (c *console) Write(p []byte) (int, error) {
 	return n, c.guests.classifyError(err)
 }
 
-func (c *console) openTypist() (*typist, error) {
+func (c *console) openInput() (*inputStream, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isClosed {
 		return nil, net.ErrClosed
 	}
-	if c.typist == nil {
-		types, err := c.attach(true)
+	if c.input == nil {
+		stream, err := c.attach(true)
 		if err != nil {
 			return nil, err
 		}
-		c.typist = newTypist(types)
+		c.input = newInputStream(stream)
 	}
-	return c.typist, nil
+	return c.input, nil
 }
 
 // Close implements io.Closer.
@@ -118,44 +119,44 @@ func (c *console) Close() error {
 	}
 	c.isClosed = true
 	err := c.ReadWriteCloser.Close()
-	if c.typist != nil {
-		err = errors.Join(err, c.typist.Close())
+	if c.input != nil {
+		err = errors.Join(err, c.input.Close())
 	}
 	return err
 }
 
-// leaveWithin is how long a machine may take to let another caller type.
-const leaveWithin = 2 * time.Second
+// releaseTimeout is how long Close waits for the machine to release the console's input.
+const releaseTimeout = 2 * time.Second
 
-// typist is a stream by which one caller types.
-type typist struct {
+// inputStream is the stream for the input of one caller. Only one caller at a time may have one.
+type inputStream struct {
 	io.ReadWriteCloser
 
 	ended chan struct{}
 }
 
-func newTypist(types io.ReadWriteCloser) *typist {
-	t := &typist{types, make(chan struct{})}
+func newInputStream(stream io.ReadWriteCloser) *inputStream {
+	s := &inputStream{stream, make(chan struct{})}
 	go func() {
-		defer close(t.ended)
-		_, _ = io.Copy(io.Discard, types) // what the guest prints comes here too
+		defer close(s.ended)
+		_, _ = io.Copy(io.Discard, stream) // the guest's output, which the other stream has too
 	}()
-	return t
+	return s
 }
 
-// Close implements io.Closer. Another caller may type once it returns, unless the guest does not read
-// what was typed.
-func (t *typist) Close() error {
-	if half, ok := t.ReadWriteCloser.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+// Close implements io.Closer. After it has returned, another caller may type, unless the guest does not
+// read the input.
+func (s *inputStream) Close() error {
+	if half, ok := s.ReadWriteCloser.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		select {
-		case <-t.ended:
-		case <-time.After(leaveWithin):
+		case <-s.ended:
+		case <-time.After(releaseTimeout):
 		}
 	}
-	return t.ReadWriteCloser.Close()
+	return s.ReadWriteCloser.Close()
 }
 
-// Exec implements driver.Executor, by the guest's agent.
+// Exec implements driver.Executor. The guest's agent runs the command.
 func (g Guests) Exec(ctx context.Context, uid types.UID, command terminal.Command) (exitCode int, err error) {
 	if err := (agent.Command{Args: command.Args}).Check(); err != nil {
 		return 0, driver.Errorf(driver.ErrInvalid, "%w", err)
@@ -179,7 +180,7 @@ func (g Guests) Exec(ctx context.Context, uid types.UID, command terminal.Comman
 	return code, g.classifyError(err)
 }
 
-// Interfaces implements driver.InterfaceLister, by the guest's agent.
+// Interfaces implements driver.InterfaceLister. The guest's agent lists the interfaces.
 func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]report.Interface, error) {
 	c, err := g.Reach(ctx, uid)
 	if err != nil {
@@ -192,7 +193,7 @@ func (g Guests) Interfaces(ctx context.Context, uid types.UID) ([]report.Interfa
 	return reported, nil
 }
 
-// NetworkStatistics implements driver.NetworkReporter, by the machine's supervisor.
+// NetworkStatistics implements driver.NetworkReporter. The machine's supervisor counts the packets.
 func (g Guests) NetworkStatistics(ctx context.Context, uid types.UID) (report.NetworkStatistics, error) {
 	c, err := g.Reach(ctx, uid)
 	if err != nil {

@@ -3,8 +3,8 @@
 
 // Package kit has the parts that several drivers share.
 //
-// Start with NextStep in step.go, which decides what to do to a server. Calls gives calls a
-// deadline and keeps two of them from changing one server, Each makes calls in parallel, and
+// Start with NextStep in step.go, which decides what to do to a server. Calls gives each call a
+// deadline and lets only one call at a time change a server, Each makes calls in parallel, and
 // Watches has the queues of Driver.Watch.
 package kit
 
@@ -23,16 +23,16 @@ import (
 // DefaultCallTimeout limits a call whose context lacks a deadline.
 const DefaultCallTimeout = 30 * time.Second
 
-// Calls are the calls of a driver.
+// Calls limits the calls of a driver by time, and those that change one server to one at a time.
 type Calls struct {
 	// Timeout limits a call whose context lacks a deadline.
 	Timeout time.Duration
-	// changing has, by UID, a channel that is closed when the call which changes that server
+	// changing has, by UID, the servers that a call changes now. The channel is closed when the call
 	// ends.
 	changing driver.SyncMap[types.UID, chan struct{}]
 }
 
-// CheckContext begins a call that does not wait. It fails if ctx is done.
+// CheckContext returns an error if ctx is done, for calls that never wait and so would not notice.
 func CheckContext(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the call to the driver was cut short: %w", context.Cause(ctx))
@@ -48,21 +48,21 @@ func (c *Calls) Limit(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, c.Timeout)
 }
 
-// BeginChange begins a call that changes a server, after other such calls of this process
-// have ended. It checks the UID. It does not exclude changes by other processes: the engine has to.
+// BeginChange checks the UID and waits until no other call of this process changes the server. The
+// caller has to call end. The engine has to exclude concurrent changes by other processes.
 func (c *Calls) BeginChange(ctx context.Context, uid types.UID) (limited context.Context, end func(), err error) {
 	if err := driver.CheckUID(uid); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := c.Limit(ctx)
-	own := make(chan struct{})
+	done := make(chan struct{})
 	for {
-		other, isChanging := c.changing.LoadOrStore(uid, own)
+		otherDone, isChanging := c.changing.LoadOrStore(uid, done)
 		if !isChanging {
-			return ctx, func() { c.changing.Delete(uid); close(own); cancel() }, nil
+			return ctx, func() { c.changing.Delete(uid); close(done); cancel() }, nil
 		}
 		select {
-		case <-other:
+		case <-otherDone:
 		case <-ctx.Done():
 			cancel()
 			return nil, nil, driver.Errorf(driver.ErrRetry, "another call for this server has not ended: %w", ctx.Err())
@@ -71,8 +71,8 @@ func (c *Calls) BeginChange(ctx context.Context, uid types.UID) (limited context
 }
 
 // Each calls do for each item, up to limit at a time, and returns the results in the order of
-// the items. It continues even after ctx has ended, because an item that was left out would
-// look like one that does not exist.
+// the items. It continues even after ctx has ended, because a caller would take an item that was
+// left out for a server that does not exist.
 func Each[T, R any](ctx context.Context, limit int, items []T, do func(T) (R, error)) ([]R, []error) {
 	results, errs := make([]R, len(items)), make([]error, len(items))
 	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), limit, len(items), func(n int) {
@@ -81,8 +81,8 @@ func Each[T, R any](ctx context.Context, limit int, items []T, do func(T) (R, er
 	return results, errs
 }
 
-// Queue has the UIDs that one Watch has to send, each of them once, so it loses no UID and
-// cannot grow beyond the number of servers.
+// Queue has the UIDs that one Watch has to send, each UID once. So it loses no UID and cannot grow
+// beyond the number of servers.
 type Queue = workqueue.Typed[types.UID]
 
 // Watches are the open watches of a driver. The zero value has none.
@@ -98,7 +98,7 @@ func (w *Watches) Open(ctx context.Context) *Queue {
 	return queue
 }
 
-// Notify has every open watch send the UIDs.
+// Notify queues the UIDs in every open watch.
 func (w *Watches) Notify(uids ...types.UID) {
 	for _, queue := range w.queues.Keys() {
 		for _, uid := range uids {
@@ -114,16 +114,16 @@ func (w *Watches) ShutDown() {
 	}
 }
 
-// Send sends the queued UIDs until the watch ends, except those for which isSent returns
-// false. A nil isSent sends all.
-func Send(ctx context.Context, queue *Queue, uids chan<- types.UID, isSent func(types.UID) bool) {
+// Send sends the queued UIDs until the watch ends. It skips a UID if mustSend is not nil and returns
+// false.
+func Send(ctx context.Context, queue *Queue, uids chan<- types.UID, mustSend func(types.UID) bool) {
 	for {
 		uid, shutDown := queue.Get()
 		if shutDown {
 			return
 		}
-		queue.Done(uid) // now, so that an event during the sending queues it again
-		if isSent != nil && !isSent(uid) {
+		queue.Done(uid) // before the UID is sent, so that an event in between queues it again
+		if mustSend != nil && !mustSend(uid) {
 			continue
 		}
 		select {

@@ -9,14 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// FormatBytes returns a size as specs have it: 40000000000 as 40G and 42949672960 as 40Gi.
+// FormatBytes formats a size as in a spec: 40000000000 as 40G and 42949672960 as 40Gi.
 func FormatBytes(bytes int64) string {
 	format := resource.DecimalSI
-	if bytes%1000 != 0 && bytes%1024 == 0 || bytes%(1<<30) == 0 {
+	if (bytes%1000 != 0 && bytes%1024 == 0) || bytes%(1<<30) == 0 {
 		format = resource.BinarySI
 	}
 	return resource.NewQuantity(bytes, format).String()
 }
 
-// FormatMegabytes returns a measured size, which needs no exact unit.
+// FormatMegabytes formats a measured size, which need not be exact.
 func FormatMegabytes(bytes int64) string { return fmt.Sprintf("%dM", bytes/1e6) }

@@ -27,8 +27,8 @@ const (
 type Observed struct {
 	State driver.State
 	Run   string
-	// IsStopping is set if the end of the run was requested, and StopBy is when that stop is
-	// forced, unless the spec says so; zero means never.
+	// IsStopping is set if the guest was asked to stop. StopBy is when that stop is forced, zero
+	// for never; the spec's StopBy takes precedence if the spec still asks for the stop.
 	IsStopping bool
 	StopBy     time.Time
 }
@@ -41,8 +41,8 @@ func NextStep(observed Observed, spec driver.ServerSpec, now time.Time) Step {
 		return StepNone
 	case observed.State == driver.StateStopped:
 		return StepStart
-	case observed.IsStopping || endsRun(spec, observed.Run):
-		return stepToEnd(observed, spec, now)
+	case observed.IsStopping || asksForEnd(spec, observed.Run):
+		return nextStepOfStop(observed, spec, now)
 	case spec.Power == driver.PowerPaused && observed.State == driver.StateRunning:
 		return StepPause
 	case spec.Power == driver.PowerOn && observed.State == driver.StatePaused:
@@ -51,7 +51,7 @@ func NextStep(observed Observed, spec driver.ServerSpec, now time.Time) Step {
 	return StepNone
 }
 
-func stepToEnd(observed Observed, spec driver.ServerSpec, now time.Time) Step {
+func nextStepOfStop(observed Observed, spec driver.ServerSpec, now time.Time) Step {
 	switch deadline := StopDeadline(observed, spec); {
 	case !deadline.IsZero() && !now.Before(deadline):
 		return StepKill
@@ -61,15 +61,15 @@ func stepToEnd(observed Observed, spec driver.ServerSpec, now time.Time) Step {
 	return StepStop
 }
 
-// endsRun reports whether a spec asks for the end of a run that is under way.
-func endsRun(spec driver.ServerSpec, run string) bool {
-	return spec.Power == driver.PowerOff || spec.RestartRun != "" && spec.RestartRun == run
+// asksForEnd reports whether a spec asks for the end of the current run.
+func asksForEnd(spec driver.ServerSpec, run string) bool {
+	return spec.Power == driver.PowerOff || (spec.RestartRun != "" && spec.RestartRun == run)
 }
 
-// StopDeadline returns when the stop of a run is forced: as the spec says while it asks for
-// the stop, otherwise as the spec said when the stop began.
+// StopDeadline returns when the stop of a run is forced. If the spec no longer asks for the stop,
+// the time from when the stop began still holds.
 func StopDeadline(observed Observed, spec driver.ServerSpec) time.Time {
-	if observed.IsStopping && !endsRun(spec, observed.Run) {
+	if observed.IsStopping && !asksForEnd(spec, observed.Run) {
 		return observed.StopBy
 	}
 	return spec.StopBy

@@ -22,8 +22,8 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// results are tried in this order, because an error may be of several kinds: a
-// call that was cancelled counts as that although it may be retried.
+// results are in the order of precedence, because an error may be of several kinds: an
+// error that is both Cancelled and Retry counts as Cancelled.
 var results = []struct {
 	err  error
 	name string
@@ -51,7 +51,7 @@ func resultOf(err error) string {
 	return "Other"
 }
 
-// measuredDriver is a driver with its metrics.
+// measuredDriver is a driver whose calls are measured.
 type measuredDriver struct {
 	driver.Driver
 	duration prometheus.ObserverVec
@@ -64,8 +64,8 @@ func Wrap(name string, d driver.Driver, reg prometheus.Registerer) driver.Driver
 	duration := registerOrReuse(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "drover_driver_call_duration_seconds",
 		Help: "How long calls of a driver took, by their result.",
-		// A local engine answers in milliseconds, the longest calls end at
-		// their deadline.
+		// A local engine answers in milliseconds. The longest calls end at the
+		// deadline of the caller.
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
 	}, []string{"driver", "method", "result"}))
 	inFlight := registerOrReuse(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -80,8 +80,8 @@ func Wrap(name string, d driver.Driver, reg prometheus.Registerer) driver.Driver
 	}
 }
 
-// registerOrReuse returns the collector of that name, which another driver may have
-// registered before. If one of another type has the name, c is not exposed.
+// registerOrReuse registers c, or returns the collector of this name that another driver has
+// registered. If the name belongs to a collector of another type, c is not exposed.
 func registerOrReuse[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil {
 		return c
@@ -98,7 +98,6 @@ func registerOrReuse[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
 func (m *measuredDriver) Unwrap() driver.Driver { return m.Driver }
 
-// measureCall measures one call.
 func (m *measuredDriver) measureCall(method string, do func() error) error {
 	inFlight := m.inFlight.WithLabelValues(method)
 	inFlight.Inc()

@@ -53,7 +53,7 @@ func callAll(t *testing.T, d driver.Driver) {
 	_, _ = d.Usage(ctx)
 	_, _ = d.Watch(ctx)
 	identifier, ok := driver.As[driver.Identifier](d)
-	assert.Require(t, ok, "Identifier is out of reach")
+	assert.Require(t, ok, "Identifier is unreachable")
 	_, _ = identifier.EngineID(ctx)
 }
 

@@ -15,56 +15,64 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// ensureBudget creates or updates the PodDisruptionBudget that the spec asks for, or removes it.
-func (c *convergence) ensureBudget(ctx context.Context) error {
-	r := c.recordedObject(objects.KindBudget, c.Key.Name)
-	if r == nil && !c.spec.BlockEviction || c.budget != nil || c.hasNoBudget {
+// budget ensures the PodDisruptionBudget of a server, for one call of Ensure.
+type budget struct {
+	*call
+	records records
+	have    *policyv1.PodDisruptionBudget // nil if there is none
+	isGone  bool                          // its record is to be removed
+}
+
+// ensure creates or updates the PodDisruptionBudget that the spec asks for, or removes it.
+func (b *budget) ensure(ctx context.Context) error {
+	r := b.records.find(objects.KindBudget, b.server.Key.Name)
+	if r == nil && !b.spec.BlockEviction || b.have != nil || b.isGone {
 		return nil // nothing to do, or this call has done it
 	}
-	budgets := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace)
-	have, err := budgets.Get(ctx, c.Key.Name, metav1.GetOptions{})
+	budgets := b.driver.Policy.PodDisruptionBudgets(b.server.Key.Namespace)
+	have, err := budgets.Get(ctx, b.server.Key.Name, metav1.GetOptions{})
 	if objects.IgnoreNotFound(err) != nil {
-		return objects.Explain("read", objects.KindBudget, c.Key, err)
+		return objects.Explain("read", objects.KindBudget, b.server.Key, err)
 	}
 	exists := err == nil
 	switch {
-	case !c.spec.BlockEviction:
-		if exists && c.checkRecorded(objects.KindBudget, have) == nil {
-			err = budgets.Delete(ctx, have.Name, objects.OnlyAs(have))
+	case !b.spec.BlockEviction:
+		if exists && b.records.check(objects.KindBudget, have) == nil {
+			err = budgets.Delete(ctx, have.Name, objects.IfUnchanged(have))
 		}
 		err = objects.IgnoreNotFound(err)
-		c.hasNoBudget = err == nil
-		return objects.Explain("delete", objects.KindBudget, c.Key, err)
+		b.isGone = err == nil
+		return objects.Explain("delete", objects.KindBudget, b.server.Key, err)
 	case !exists && (r == nil || r.UID != ""):
-		return c.recordFirst(nil, objects.NewIntent(objects.KindBudget, c.Key.Name))
+		return objects.RecordFirst(b.spec.Objects, nil, objects.NewIntent(objects.KindBudget, b.server.Key.Name))
 	case !exists:
-		have, err = budgets.Create(ctx, c.driver.Objects.NewBudget(c.spec, r.Nonce), metav1.CreateOptions{})
+		have, err = budgets.Create(ctx, b.driver.Objects.NewBudget(b.spec, r.Nonce), metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
-			return objects.TakenError(objects.KindBudget, c.Key) // the next call reads it
+			return objects.TakenError(objects.KindBudget, b.server.Key) // the next call reads it
 		}
-		c.budget = have
-		return objects.Explain("create", objects.KindBudget, c.Key, err)
+		b.have = have
+		return objects.Explain("create", objects.KindBudget, b.server.Key, err)
 	}
-	if err := c.checkRecorded(objects.KindBudget, have); err != nil {
+	if err := b.records.check(objects.KindBudget, have); err != nil {
 		return err
 	}
-	return c.updateBudget(ctx, have)
+	return b.update(ctx, have)
 }
 
-// updateBudget reverts what others have changed of the PodDisruptionBudget.
-func (c *convergence) updateBudget(ctx context.Context, have *policyv1.PodDisruptionBudget) error {
-	c.budget = have
-	wanted := c.driver.Objects.NewBudget(c.spec, "")
+// update reverts what others have changed of the PodDisruptionBudget.
+func (b *budget) update(ctx context.Context, have *policyv1.PodDisruptionBudget) error {
+	b.have = have
+	wanted := b.driver.Objects.NewBudget(b.spec, "")
 	if equality.Semantic.DeepEqual(have.Spec, wanted.Spec) && equality.Semantic.DeepEqual(have.OwnerReferences, wanted.OwnerReferences) {
 		return nil
 	}
 	next := have.DeepCopy()
 	next.Spec, next.OwnerReferences = wanted.Spec, wanted.OwnerReferences
-	if err := objects.EnterEpoch(next, c.spec.Epoch); err != nil {
+	if err := objects.EnterEpoch(next, b.spec.Epoch); err != nil {
 		return err
 	}
-	_, err := c.driver.Policy.PodDisruptionBudgets(c.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
-	return objects.Explain("change", objects.KindBudget, c.Key, err)
+	_, err := b.driver.Policy.PodDisruptionBudgets(b.server.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	return objects.Explain("change", objects.KindBudget, b.server.Key, err)
 }
 
 // removeOrphanedBudget removes the PodDisruptionBudget of a server that is deleted or released. The
@@ -79,7 +87,7 @@ func (d *Driver) removeOrphanedBudget(ctx context.Context, server *instance.Inst
 	have, err := budgets.Get(ctx, server.Key.Name, metav1.GetOptions{})
 	isOurs := err == nil && have.Labels[objects.LabelUID] == string(server.UID) && have.Labels[objects.LabelCluster] == d.Objects.ClusterID && have.Annotations[objects.AnnotationNonce] != ""
 	if isOurs {
-		err = budgets.Delete(ctx, have.Name, objects.OnlyAs(have))
+		err = budgets.Delete(ctx, have.Name, objects.IfUnchanged(have))
 	}
 	return objects.Explain("delete", objects.KindBudget, server.Key, objects.IgnoreNotFound(err))
 }

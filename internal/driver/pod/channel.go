@@ -26,20 +26,20 @@ import (
 // setPaused pauses or resumes a guest that runs. The pod records it as paused from before it is paused
 // until it is resumed, for another process that cannot reach the machine.
 func (c *convergence) setPaused(ctx context.Context, paused bool) error {
-	if !objects.IsRunning(c.Pod) || c.IsPaused() == paused {
+	if !objects.IsRunning(c.server.Pod) || c.server.IsPaused() == paused {
 		return nil
 	}
-	at, ok := instance.MachineOf(c.Pod)
+	at, ok := instance.MachineOf(c.server.Pod)
 	if !ok {
-		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s does not have an address", c.Key)
+		return driver.Errorf(driver.ErrRetry, "spec.action: the pod %s does not have an address", c.server.Key)
 	}
 	if !paused {
 		if err := c.driver.machines.Resume(ctx, at); err != nil {
 			return driver.Errorf(driver.ErrRetry, "spec.action: resuming the machine: %w", err)
 		}
-		return c.annotatePod(ctx, objects.AnnotationPaused, "")
+		return c.writer.annotatePod(ctx, objects.AnnotationPaused, "")
 	}
-	if err := c.annotatePod(ctx, objects.AnnotationPaused, "true"); err != nil {
+	if err := c.writer.annotatePod(ctx, objects.AnnotationPaused, "true"); err != nil {
 		return err
 	}
 	if err := c.driver.machines.Pause(ctx, at); err != nil {

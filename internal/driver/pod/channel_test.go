@@ -45,7 +45,7 @@ func (w *world) newNode(t *testing.T) *podtest.Node {
 	n.Network, n.Address = framework.NewNetwork(t, 19)
 	w.kubelet.Lock()
 	defer w.kubelet.Unlock()
-	n.Serve(w.kubelet)
+	n.SetHooks(w.kubelet)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the machines printed:\n%s", n.Output())
@@ -242,7 +242,7 @@ func (s *server) record(t *testing.T) {
 // converge returns a call of Ensure that a crash may interrupt.
 func (s *server) converge(t *testing.T) *convergence {
 	t.Helper()
-	c := s.d.newConvergence(s.ServerSpec)
+	c := newConvergence(s.d, s.ServerSpec)
 	assert.NoError(t, c.prepareObjects(t.Context()))
 	return c
 }
@@ -263,8 +263,8 @@ func TestSecretAfterCrash(t *testing.T) {
 	s.StorageClassName = new("none")
 	s.record(t)
 	c := s.converge(t)
-	assert.NoError(t, errors.Join(c.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())))
-	gated := c.Pod
+	assert.NoError(t, errors.Join(c.claims.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), c.createPod(t.Context()), c.ensureSecret(t.Context())))
+	gated := c.server.Pod
 	s.d = w.open(t)
 	s.reach(t, driver.StateRunning)
 	if p := s.pod(t); p.UID == gated.UID || objects.SecretOf(p) == objects.SecretOf(gated) {

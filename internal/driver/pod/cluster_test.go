@@ -4,6 +4,7 @@
 package pod
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
@@ -128,30 +128,36 @@ func waitForServiceAccount(t *testing.T, kube kubernetes.Interface, namespace st
 // open opens a driver, as another controller of the cluster would, with the rights of one.
 func (w *world) open(t *testing.T) *Driver {
 	t.Helper()
-	return openAs(t, shared.Config, w.cluster, kit.DefaultCallTimeout)
+	return openAs(t, shared.Config, w.cluster)
 }
 
 // openAs opens a driver of a cluster id by a connection to the shared cluster.
-func openAs(t *testing.T, config *rest.Config, id string, within time.Duration) *Driver {
+func openAs(t *testing.T, config *rest.Config, id string) *Driver {
+	t.Helper()
+	return openWithin(t, config, id, 0)
+}
+
+// openWithin is openAs with a limit for calls.
+func openWithin(t *testing.T, config *rest.Config, id string, within time.Duration) *Driver {
 	t.Helper()
 	d, ok := openWith(t, config, id, within, false).(*Driver)
 	assert.Require(t, ok, "a driver without --pod-streams has streams")
 	return d
 }
 
-// openWithStreams is openAs with --pod-streams.
+// openWithStreams is openWithin with --pod-streams.
 func openWithStreams(t *testing.T, config *rest.Config, id string, within time.Duration) driver.Driver {
 	t.Helper()
 	return openWith(t, config, id, within, true)
 }
 
-// openWith is openAs with a value of --pod-streams.
+// openWith is openWithin with a value of --pod-streams. A limit of 0 is the longest wait of a test.
 func openWith(t *testing.T, config *rest.Config, id string, within time.Duration, withStreams bool) driver.Driver {
 	t.Helper()
 	config = rest.CopyConfig(config)
 	config.Impersonate.UserName = "system:serviceaccount:drover-system:drover-controller"
 	o := DefaultOptions()
-	o.Objects.AccessMode, o.CallTimeout, o.Fetch, o.Streams = string(corev1.ReadWriteOnce), within, nil, withStreams
+	o.Objects.AccessMode, o.CallTimeout, o.Fetch, o.Streams = string(corev1.ReadWriteOnce), cmp.Or(within, assert.StarvedLimit), nil, withStreams
 	d, err := o.Open(driver.Environment{ClusterID: id, Cluster: config, Clock: clock.RealClock{}})
 	assert.NoError(t, err)
 	return d

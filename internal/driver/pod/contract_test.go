@@ -73,7 +73,7 @@ func newContractEngine(t *testing.T) *contractEngine {
 	e.kubelet = startKubelet(t, all)
 	e.kubelet.Lock()
 	defer e.kubelet.Unlock()
-	e.kubelet.Begin, e.kubelet.IgnoresStop = e.begin, e.ignoresStop
+	e.kubelet.Begin, e.kubelet.RequestStop = e.begin, e.requestStop
 	return e
 }
 
@@ -109,8 +109,8 @@ func (e *contractEngine) change(s driver.Server, do func(*simulatedMachine)) {
 	do(m)
 }
 
-// ignoresStop reports whether a guest is stubborn, or paused.
-func (e *contractEngine) ignoresStop(p *corev1.Pod) bool {
+// requestStop reports whether a guest ignores the request to stop, since it is stubborn or paused.
+func (e *contractEngine) requestStop(p *corev1.Pod) bool {
 	e.mu.Lock()
 	m := e.machines[p.UID]
 	e.mu.Unlock()

@@ -123,7 +123,7 @@ func testLife(t *testing.T, w *world) {
 	framework.BuildLinuxGuest(t, n.Image)
 	v := w.createVM(t, `{
 		"driver": "pod", "evictionPolicy": "Block", "deletionPolicy": "Retain", "storageClassName": "growing",
-		"image": {"source": "oci://registry.example/guest:1", "kernel": {"source": "/vmlinuz", "initrd": "/initrd", "cmdline": "console=ttyS0 quiet panic=-1"}},
+		"image": {"source": "oci://registry.example/guest:1", "kernel": {"source": "/vmlinuz", "initrd": "/initrd", "cmdline": "`+framework.GuestCmdline+`"}},
 		"resource": {"cpu": "1", "memory": "256Mi", "rootDisk": "2Mi"}, "volumes": [{"name": "data", "size": "2Mi"}],
 		"ports": [{"name": "http", "port": 80}], "readinessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 1, "timeoutSeconds": 10}
 	}`)

@@ -35,7 +35,7 @@ func (d *Driver) deleteServer(ctx context.Context, t driver.Target, retain bool)
 	case found.IsRetained():
 		return driver.Errorf(driver.ErrNotFound, "the server of UID %s was released", t.UID)
 	}
-	w := &writer{Instance: found, client: d.Client, epoch: t.Epoch}
+	w := writer{server: found, client: d.Client, epoch: t.Epoch}
 	if err := w.checkEpochs(); err != nil {
 		return err
 	}
@@ -53,69 +53,69 @@ func (d *Driver) deleteServer(ctx context.Context, t driver.Target, retain bool)
 
 // removeServer takes the next steps of a removal: the pod, then the disks. No disk is removed while a machine
 // may use it.
-func (w *writer) removeServer(ctx context.Context) error {
-	if w.Pod != nil && w.End() == nil {
+func (w writer) removeServer(ctx context.Context) error {
+	if w.server.Pod != nil && w.server.End() == nil {
 		if err := w.endPod(ctx, objects.MinimalGrace); err != nil {
 			return err
 		}
 	}
 	switch {
-	case w.Lost() != "":
-		return objects.LostError(w.Lost())
-	case w.Pod != nil && w.End() == nil:
+	case w.server.Lost() != "":
+		return objects.LostError(w.server.Lost())
+	case w.server.Pod != nil && w.server.End() == nil:
 		return nil // the kubelet will report
-	case w.Pod != nil:
+	case w.server.Pod != nil:
 		if err := w.forgetPod(ctx); err != nil {
 			return err
 		}
 	}
-	for _, claim := range w.Claims.Volumes() {
+	for _, claim := range w.server.Claims.Volumes() {
 		if err := w.deleteClaim(ctx, claim); err != nil {
 			return err
 		}
 	}
-	return w.deleteClaim(ctx, w.Claims.Root())
+	return w.deleteClaim(ctx, w.server.Claims.Root())
 }
 
 // deleteClaim deletes a PVC in the version that was read, unless it is nil or being deleted.
-func (w *writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+func (w writer) deleteClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if claim == nil || claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, objects.OnlyAs(claim))
+	err := w.client.PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, objects.IfUnchanged(claim))
 	return objects.Explain("delete", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, objects.IgnoreNotFound(err))
 }
 
 // retainServer releases the server: objects that outlive the VirtualMachine have to lose it as their owner
 // before it is gone, or the garbage collector would delete them. The object that IsRetained looks at is
 // changed last, since a repeated call does nothing after that.
-func (w *writer) retainServer(ctx context.Context) error {
+func (w writer) retainServer(ctx context.Context) error {
 	mark := func(c *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataLabel(&c.ObjectMeta, objects.LabelRetained, "true")
 	}
-	for _, claim := range slices.Backward(w.Claims.Volumes()) {
+	for _, claim := range slices.Backward(w.server.Claims.Volumes()) {
 		if err := w.updateClaim(ctx, claim, mark); err != nil {
 			return err
 		}
 	}
-	if w.Pod != nil {
+	if w.server.Pod != nil {
 		if err := w.updatePod(ctx, w.markReleased); err != nil {
 			return err
 		}
 	}
-	if w.Claims.Root() == nil {
+	if w.server.Claims.Root() == nil {
 		return nil
 	}
-	return w.updateClaim(ctx, w.Claims.Root(), mark)
+	return w.updateClaim(ctx, w.server.Claims.Root(), mark)
 }
 
 // markReleased marks a pod as released. The PVC becomes its owner, since drain evicts only pods that have
 // one.
-func (w *writer) markReleased(p *corev1.Pod) {
+func (w writer) markReleased(p *corev1.Pod) {
 	metav1.SetMetaDataLabel(&p.ObjectMeta, objects.LabelRetained, "true")
 	p.OwnerReferences = nil
-	if w.Claims.Root() != nil {
-		p.OwnerReferences = objects.ClaimOwner(w.Claims.Root())
+	if w.server.Claims.Root() != nil {
+		p.OwnerReferences = objects.ClaimOwner(w.server.Claims.Root())
 		return
 	}
 	objects.SetLabels(p, nil)
@@ -151,7 +151,7 @@ func (d *Driver) releaseEnded(ctx context.Context, known *corev1.Pod, gone []typ
 	if err := i.Read(ctx); err != nil || i.Pod == nil || !d.isHeld(i.Pod, gone) || i.End() == nil {
 		return err
 	}
-	w := &writer{Instance: i, client: d.Client}
+	w := writer{server: i, client: d.Client}
 	if err := w.recordEnd(ctx); err != nil {
 		return err
 	}

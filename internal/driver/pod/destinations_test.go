@@ -37,7 +37,7 @@ func TestDestinations(t *testing.T) {
 			addPrograms(t, framework.BuildLinuxGuest(t, n.Image).Initrd, around.Prober)
 			spec.Namespace, spec.RetainOnDelete, spec.MemoryBytes = w.namespace, true, 256<<20
 			spec.Image = driver.Image{Source: "oci://registry.example/guest:1", Kernel: &driver.Kernel{
-				Source: "/vmlinuz", Initrd: "/initrd", Cmdline: "console=ttyS0 quiet panic=-1 agent=honest serve=/bin/prober,serve," + spec.Args[0],
+				Source: "/vmlinuz", Initrd: "/initrd", Cmdline: framework.GuestCmdline + " agent=honest serve=/bin/prober,serve," + spec.Args[0],
 			}}
 			spec.Args, spec.Ports = nil, spec.Ports[:3]
 		},

@@ -104,13 +104,13 @@ func TestClaimsOfAFailure(t *testing.T) {
 	_, s := newServer(t)
 	s.record(t)
 	c := s.converge(t)
-	assert.NoError(t, c.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}))
+	assert.NoError(t, c.claims.ensureClaim(t.Context(), objects.Disk{Name: objects.RootDisk, Bytes: s.RootDiskBytes}))
 	failure := errors.New("boom")
-	first, ok := errors.AsType[*driver.RecordFirstError](c.recordClaims(failure))
+	first, ok := errors.AsType[*driver.RecordFirstError](c.records.recordClaims(failure))
 	assert.Require(t, ok, "nothing is to be recorded")
 	s.Objects = first.Objects
-	assert.Equal(t, "the record has the UID", s.recordOf(objects.KindClaim).UID, c.Claims.Root().UID)
-	assert.ErrorIs(t, "after the record the failure", s.converge(t).recordClaims(failure), failure)
+	assert.Equal(t, "the record has the UID", s.recordOf(objects.KindClaim).UID, c.server.Claims.Root().UID)
+	assert.ErrorIs(t, "after the record the failure", s.converge(t).records.recordClaims(failure), failure)
 	s.deleteAll(t)
 }
 

@@ -65,13 +65,13 @@ func TestMadeByALostPod(t *testing.T) {
 	s.SeenRun = run
 	w.forceRemove(t, s.pod(t))
 	s.wantRefusal(t, "PodLost", "is gone")
-	s.d.reader.AssertedOff = func(types.UID) types.UID { return types.UID(run) }
+	s.d.reader.PodAssertedOff = func(types.UID) types.UID { return types.UID(run) }
 	assert.Eventually(t, "another pod is made", func(t testing.TB) error {
 		if _, err := s.ensure(t); err != nil {
 			return err
 		}
 		for _, disk := range []string{objects.RootDisk, "data"} {
-			if r := s.d.newConvergence(s.ServerSpec).recordedObject(objects.KindClaim, objects.ClaimName(s.base(), disk)); r == nil || !r.Made {
+			if r := objects.FindRecorded(s.Objects, objects.KindClaim, objects.ClaimName(s.base(), disk)); r == nil || !r.Made {
 				return fmt.Errorf("the disk %q is recorded as %+v", disk, r)
 			}
 		}
@@ -138,7 +138,7 @@ func TestAssertionAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	d := w.open(t)
-	d.reader.AssertedOff = func(types.UID) types.UID { return "run" }
+	d.reader.PodAssertedOff = func(types.UID) types.UID { return "run" }
 	nodes := w.kube.CoreV1().Nodes()
 	ready, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "ready-" + w.namespace}}, metav1.CreateOptions{})
 	assert.NoError(t, err)
@@ -163,7 +163,7 @@ func TestRefusedAssertion(t *testing.T) {
 	t.Parallel()
 	w, s := newServer(t)
 	asserted := types.UID("")
-	s.d.reader.AssertedOff = func(types.UID) types.UID { return asserted }
+	s.d.reader.PodAssertedOff = func(types.UID) types.UID { return asserted }
 	nodes := w.kube.CoreV1().Nodes()
 	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}, metav1.CreateOptions{})
 	assert.NoError(t, err)

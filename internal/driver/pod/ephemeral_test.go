@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
 	"cloudnative.tw/drover/test/assert"
@@ -131,7 +130,7 @@ func TestEphemeralWrites(t *testing.T) {
 	w := newWorld(t)
 	config, count := w.countRequests()
 	s := w.newEphemeral(t, "web")
-	s.d = openAs(t, config, clusterID, kit.DefaultCallTimeout)
+	s.d = openAs(t, config, clusterID)
 	s.reach(t, driver.StateRunning)
 	s.Power, s.StopBy = driver.PowerOff, time.Now().Add(time.Hour)
 	assert.NoError(t, assert.ErrorOf(s.ensure(t)))

@@ -45,7 +45,7 @@ func TestGuest(t *testing.T) {
 	_, err := d.Exec(t.Context(), s.UID, terminal.Command{Args: []string{"true"}})
 	assert.ErrorIs(t, "a command without an agent", err, driver.ErrUnsupported, "qemu-guest-agent")
 	_, err = d.Exec(t.Context(), s.UID, terminal.Command{Args: []string{"true"}, TTY: true})
-	assert.ErrorIs(t, "a command with a terminal", err, driver.ErrUnsupported, "without a terminal")
+	assert.ErrorIs(t, "a command with a terminal", err, driver.ErrUnsupported, "cannot give a command")
 	assert.ErrorIs(t, "interfaces without an agent", assert.ErrorOf(d.Interfaces(t.Context(), s.UID)), driver.ErrUnsupported, "qemu-guest-agent")
 	for _, port := range []int32{81, 8443} {
 		assert.ErrorIs(t, "a port that is not the guest's", assert.ErrorOf(d.Dial(t.Context(), s.UID, port)), driver.ErrInvalid, "spec.ports")

@@ -23,10 +23,10 @@ func TestTwoLeaders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	recordRun := func(c *convergence) error {
-		return annotateRoot(t, c, objects.AnnotationRun, string(c.Pod.UID))
+		return annotateRoot(t, c, objects.AnnotationRun, string(c.server.Pod.UID))
 	}
 	removeGate := func(c *convergence) error {
-		return c.updatePod(t.Context(), func(p *corev1.Pod) { p.Spec.SchedulingGates = nil })
+		return c.writer.updatePod(t.Context(), func(p *corev1.Pod) { p.Spec.SchedulingGates = nil })
 	}
 	for name, tc := range map[string]struct {
 		// before and after are the steps of the first leader before and after the second one removes
@@ -44,11 +44,11 @@ func TestTwoLeaders(t *testing.T) {
 			s := w.newServer(t, name)
 			one, other := s.twoLeaders(t)
 			assert.Require(t, tc.before == nil || tc.before(one) == nil, "the gate cannot be removed")
-			err := other.forgetPod(t.Context())
+			err := other.writer.forgetPod(t.Context())
 			assert.True(t, (err != nil) == tc.stays && (err == nil || errors.Is(err, driver.ErrRetry)), "removing the pod: %v", err)
 			assert.True(t, tc.after == nil || tc.after(one) != nil, "the gate of a pod that is gone was removed")
 			got := s.reach(t, driver.StateRunning)
-			assert.True(t, (got.Run == string(one.Pod.UID)) == tc.stays, "the run is %s, want that of the pod %s: %v", got.Run, one.Pod.UID, tc.stays)
+			assert.True(t, (got.Run == string(one.server.Pod.UID)) == tc.stays, "the run is %s, want that of the pod %s: %v", got.Run, one.server.Pod.UID, tc.stays)
 			s.deleteAll(t)
 		})
 	}
@@ -59,10 +59,10 @@ func (s *server) twoLeaders(t *testing.T) (first, second *convergence) {
 	t.Helper()
 	s.record(t)
 	first = s.converge(t)
-	assert.NoError(t, errors.Join(first.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), first.createPod(t.Context()), first.ensureSecret(t.Context())))
+	assert.NoError(t, errors.Join(first.claims.ensureClaim(t.Context(), objects.Disk{Bytes: s.RootDiskBytes}), first.createPod(t.Context()), first.ensureSecret(t.Context())))
 	// Nobody changes the PVC from here on but the leaders.
 	assert.Eventually(t, "the PVC is bound", func(t testing.TB) error {
-		if err := first.Read(t.Context()); err != nil || first.Claims.Root().Status.Phase == corev1.ClaimBound {
+		if err := first.server.Read(t.Context()); err != nil || first.server.Claims.Root().Status.Phase == corev1.ClaimBound {
 			return err
 		}
 		return errors.New("it is not")
@@ -91,8 +91,8 @@ func TestNonceIsUsedOnce(t *testing.T) {
 			s := w.newServer(t, strings.ReplaceAll(name, " ", "-"))
 			one, other := s.twoLeaders(t)
 			old := s.ServerSpec
-			assert.NoError(t, other.forgetPod(t.Context()))
-			one.Pod = nil
+			assert.NoError(t, other.writer.forgetPod(t.Context()))
+			one.server.Pod = nil
 			assert.NoError(t, late(s, one))
 			_, err := w.open(t).Ensure(t.Context(), old)
 			_, ok := errors.AsType[*driver.RecordFirstError](err)
@@ -106,7 +106,7 @@ func TestNonceIsUsedOnce(t *testing.T) {
 // annotateRoot sets an annotation of the root disk's PVC.
 func annotateRoot(t *testing.T, c *convergence, key, value string) error {
 	t.Helper()
-	return c.updateClaim(t.Context(), c.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
+	return c.writer.updateClaim(t.Context(), c.server.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
 	})
 }
@@ -118,7 +118,7 @@ func TestEpochOfAUser(t *testing.T) {
 	_, s := newServer(t)
 	s.reach(t, driver.StateRunning)
 	c := s.converge(t)
-	c.epoch = math.MaxUint64
+	c.writer.epoch = math.MaxUint64
 	assert.NoError(t, annotateRoot(t, c, "example.com/by", "a user"))
 	_, err := s.ensure(t)
 	assert.ErrorIs(t, "Ensure", err, driver.ErrRetry, objects.AnnotationEpoch)

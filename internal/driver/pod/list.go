@@ -69,7 +69,7 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 		_, err := informer.AddEventHandler(newEventHandler(queue))
 		if err == nil {
 			following.Go(func() { informer.RunWithContext(running) })
-			err = d.waitForSync(running, informer.HasSynced) // one by one, so that the same cause is named each time
+			err = waitForSync(running, d.CallTimeout, informer.HasSynced) // one by one, so that the same cause is named each time
 		}
 		if err != nil {
 			stop(err)
@@ -90,9 +90,9 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	return uids, nil
 }
 
-// waitForSync waits for the first list, until one fails, and at most as long as a call may take.
-func (d *Driver) waitForSync(ctx context.Context, synced cache.InformerSynced) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, d.CallTimeout, fmt.Errorf("no answer within %v", d.CallTimeout.Round(time.Second)))
+// waitForSync waits for the first list, until one fails, and at most for the timeout.
+func waitForSync(ctx context.Context, timeout time.Duration, synced cache.InformerSynced) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v", timeout.Round(time.Second)))
 	defer cancel()
 	if !cache.WaitForCacheSync(ctx.Done(), synced) {
 		return driver.Errorf(driver.ErrUnavailable, "the cluster did not list its pods: %w", context.Cause(ctx))

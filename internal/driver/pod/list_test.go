@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -70,7 +69,7 @@ func TestListIsLiveWhereInformersAreBehind(t *testing.T) {
 	config, err := clientcmd.BuildConfigFromFlags("", proxy.Kubeconfig)
 	assert.NoError(t, err)
 	s := w.newEphemeral(t, "web")
-	s.d = openAs(t, config, clusterID, 10*time.Second)
+	s.d = openWithin(t, config, clusterID, 10*time.Second)
 	s.reach(t, driver.StateRunning)
 	informers, err := s.d.reader.NewInformers(func(error) {})
 	assert.NoError(t, err)
@@ -166,7 +165,7 @@ func (c *requests) wantRequests(t *testing.T, name string, call func() error, wa
 // watchAs has a server's driver connect by config, know its VirtualMachine, and follow all servers.
 func (s *server) watchAs(t *testing.T, config *rest.Config) {
 	t.Helper()
-	s.d = openAs(t, config, clusterID, kit.DefaultCallTimeout)
+	s.d = openAs(t, config, clusterID)
 	s.d.reader.Owner = s.owner
 	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 }
@@ -250,7 +249,7 @@ func TestReadsOfReleased(t *testing.T) {
 	w := newIsolatedWorld(t)
 	config, count := w.countRequests()
 	s := w.newRetained(t, "web")
-	s.d = openAs(t, config, w.cluster, kit.DefaultCallTimeout)
+	s.d = openAs(t, config, w.cluster)
 	assert.NoError(t, assert.ErrorOf(s.d.Watch(t.Context())))
 	release := func() error { return s.d.ReleaseEnded(t.Context()) }
 	count.wantRequests(t, "a look at a released pod that runs", release, map[string]int{})
@@ -280,7 +279,7 @@ func TestServerThatCannotBeRead(t *testing.T) {
 		if fails.Load() && r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/pods/"+broken.base()) {
 			response.StatusCode = http.StatusInternalServerError
 		}
-	}), w.cluster, kit.DefaultCallTimeout)
+	}), w.cluster)
 	d.reader.Owner = broken.owner
 	events, err := d.Watch(t.Context())
 	assert.NoError(t, err)
@@ -324,7 +323,7 @@ func TestWatchSaysWhatIsRefused(t *testing.T) {
 				_ = response.Body.Close()
 				response.StatusCode, response.Body = http.StatusForbidden, http.NoBody
 			}
-		}), w.cluster, kit.DefaultCallTimeout)
+		}), w.cluster)
 		for range 5 {
 			err := assert.ErrorOf(d.Watch(t.Context()))
 			assert.ErrorIs(t, kind, err, driver.ErrUnavailable)

@@ -78,7 +78,7 @@ func TestLostContainer(t *testing.T) {
 	w := newIsolatedWorld(t)
 	node, s := w.addNode(t), w.newServer(t, "web")
 	asserted := types.UID("")
-	s.d.reader.AssertedOff = func(types.UID) types.UID { return asserted }
+	s.d.reader.PodAssertedOff = func(types.UID) types.UID { return asserted }
 	s.reach(t, driver.StateRunning)
 	boot := s.pod(t).Annotations[objects.AnnotationBoot]
 	assert.True(t, boot == "" && !s.listed(t).NeedsEnsure, "of a node status that is older than the container, the boot %q is recorded", boot)

@@ -72,9 +72,9 @@ type Options struct {
 	// Owner returns the VirtualMachine of a UID if it is known. Objects that claim its UID under another
 	// name or in another namespace are not its server. Nil knows none.
 	Owner func(types.UID) (driver.Owner, bool)
-	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
+	// PodAssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
 	// off. Nil knows none.
-	AssertedOff func(types.UID) types.UID
+	PodAssertedOff func(types.UID) types.UID
 	// Assertions makes Open accept such assertions. Whoever sets it has to restrict who may make them.
 	Assertions bool
 	// Streams lets people reach guests through Drover: consoles, logs, commands, ports and interfaces.
@@ -161,7 +161,7 @@ func (o *Options) Open(env driver.Environment) (driver.Driver, error) {
 	opened.Policy = policy
 	opened.Objects.ClusterID, opened.Log, opened.Clock, opened.Client, opened.Owner = env.ClusterID, env.Log, env.Clock, client, env.Owner
 	if o.Assertions {
-		opened.AssertedOff = env.AssertedOff
+		opened.PodAssertedOff = env.PodAssertedOff
 	}
 	d, err := New(opened)
 	if err == nil && o.Streams {
@@ -199,7 +199,7 @@ func New(o Options) (*Driver, error) {
 		d.images.Resolve, d.Objects.ImageMaxBytes = sources.Resolve, o.Fetch.MaxSize
 	}
 	d.reader = &instance.Reader{
-		ClusterID: o.Objects.ClusterID, Client: o.Client, Policy: o.Policy, Log: o.Log, Owner: o.Owner, AssertedOff: o.AssertedOff, LastStatus: d.machines.Last, Clock: o.Clock,
+		ClusterID: o.Objects.ClusterID, Client: o.Client, Policy: o.Policy, Log: o.Log, Owner: o.Owner, PodAssertedOff: o.PodAssertedOff, LastStatus: d.machines.Last, Clock: o.Clock,
 		HasSecret: func(pod types.UID) bool { _, ok := d.secrets.Load(pod); return ok },
 	}
 	return d, nil

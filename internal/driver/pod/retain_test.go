@@ -19,7 +19,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
-	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/pod/machines"
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 	"cloudnative.tw/drover/internal/driver/pod/podtest"
@@ -281,7 +280,7 @@ func TestConcurrentChange(t *testing.T) {
 					}
 				})
 			}
-		}, nil), clusterID, kit.DefaultCallTimeout)
+		}, nil), clusterID)
 		assert.ErrorIs(t, "after a change by another "+name, assert.ErrorOf(s.ensure(t)), c.want)
 		now := s.claims(t)[objects.RootDisk].Annotations
 		assert.True(t, now[c.annotation] == "7" && (now[objects.AnnotationRun] != "") == (c.want == nil),
@@ -303,7 +302,7 @@ func TestRetainIsRepeated(t *testing.T) {
 		assert.NoError(t, err)
 		delete(found.Claims, objects.RootDisk)
 		found.Claims[volume].ResourceVersion = "1" // others have changed it
-		err = (&writer{Instance: found, client: s.d.Client}).retainServer(t.Context())
+		err = writer{server: found, client: s.d.Client}.retainServer(t.Context())
 		assert.True(t, apierrors.IsConflict(err), "with a conflict about %s the release returns %v", volume, err)
 		if again, err := s.d.reader.Find(t.Context(), s.Target, true); err != nil {
 			t.Fatal(err)

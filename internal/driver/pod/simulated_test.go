@@ -126,7 +126,7 @@ func (c *simulatedConsole) leave() {
 // Exec implements control.Guest.
 func (*simulatedGuest) Exec(ctx context.Context, c terminal.Command) (exitCode int, err error) {
 	if c.TTY {
-		return 0, failure.ErrTerminal
+		return 0, failure.ErrTerminalUnsupported
 	}
 	switch c.Args[0] {
 	case "echo":
@@ -134,7 +134,9 @@ func (*simulatedGuest) Exec(ctx context.Context, c terminal.Command) (exitCode i
 	case "warn":
 		_, err = fmt.Fprintln(c.Stderr, c.Args[1])
 	case "cat":
-		_, err = io.Copy(c.Stdout, c.Stdin)
+		if c.Stdin != nil {
+			_, err = io.Copy(c.Stdout, c.Stdin)
+		}
 	case "exit":
 		return strconv.Atoi(c.Args[1])
 	case "folder":

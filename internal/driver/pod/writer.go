@@ -22,26 +22,26 @@ import (
 // writer changes the objects of one server. Every change names the version that it was decided from, and
 // leaves the epoch on the object.
 type writer struct {
-	*instance.Instance
+	server *instance.Instance
 	client corev1client.CoreV1Interface
 	epoch  uint64
 }
 
 // checkEpochs returns an error if a later leader has changed an object of the server.
-func (w *writer) checkEpochs() error {
-	if w.Pod != nil {
-		if err := objects.EnterEpoch(w.Pod.DeepCopy(), w.epoch); err != nil {
+func (w writer) checkEpochs() error {
+	if w.server.Pod != nil {
+		if err := objects.EnterEpoch(w.server.Pod.DeepCopy(), w.epoch); err != nil {
 			return err
 		}
 	}
-	if w.Claims.Root() != nil {
-		return objects.EnterEpoch(w.Claims.Root().DeepCopy(), w.epoch)
+	if w.server.Claims.Root() != nil {
+		return objects.EnterEpoch(w.server.Claims.Root().DeepCopy(), w.epoch)
 	}
 	return nil
 }
 
 // updateClaim changes a PVC in the version that was read.
-func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) error {
+func (w writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim, change func(*corev1.PersistentVolumeClaim)) error {
 	next := claim.DeepCopy()
 	change(next)
 	if err := objects.EnterEpoch(next, w.epoch); err != nil {
@@ -49,25 +49,25 @@ func (w *writer) updateClaim(ctx context.Context, claim *corev1.PersistentVolume
 	}
 	updated, err := w.client.PersistentVolumeClaims(claim.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
-		w.Note(updated)
-		w.Claims.Replace(claim, updated)
+		w.server.Note(updated)
+		w.server.Claims.Replace(claim, updated)
 	}
 	return objects.Explain("change", objects.KindClaim, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err)
 }
 
 // updatePod changes the pod in the version that was read.
-func (w *writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error {
-	next := w.Pod.DeepCopy()
+func (w writer) updatePod(ctx context.Context, change func(*corev1.Pod)) error {
+	next := w.server.Pod.DeepCopy()
 	change(next)
 	if err := objects.EnterEpoch(next, w.epoch); err != nil {
 		return err
 	}
-	updated, err := w.client.Pods(w.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
+	updated, err := w.client.Pods(w.server.Key.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err == nil {
-		w.Note(updated)
-		w.Pod = updated
+		w.server.Note(updated)
+		w.server.Pod = updated
 	}
-	return objects.Explain("change", objects.KindPod, w.Key, err)
+	return objects.Explain("change", objects.KindPod, w.server.Key, err)
 }
 
 // maxTries is how often a call is tried while others change the objects.
@@ -87,33 +87,33 @@ func retryConflicts(call func() error) error {
 // endPod asks the kubelet to end the pod within a grace period, and reads the objects again. The period is
 // at least a second, unless an operator has asserted that no kubelet will answer. The epoch is written to
 // the pod first, because a deletion carries none.
-func (w *writer) endPod(ctx context.Context, grace int64) error {
-	if w.Pod.Annotations[objects.AnnotationEpoch] != strconv.FormatUint(w.epoch, 10) && w.epoch != 0 {
+func (w writer) endPod(ctx context.Context, grace int64) error {
+	if w.server.Pod.Annotations[objects.AnnotationEpoch] != strconv.FormatUint(w.epoch, 10) && w.epoch != 0 {
 		if err := w.updatePod(ctx, func(*corev1.Pod) {}); err != nil {
 			return err
 		}
 	}
-	if w.AssertedEnd() == nil {
+	if w.server.AssertedEnd() == nil {
 		grace = max(grace, objects.MinimalGrace)
 	}
-	if w.Pod.DeletionTimestamp != nil && w.Pod.DeletionGracePeriodSeconds != nil && *w.Pod.DeletionGracePeriodSeconds <= grace {
-		return w.Read(ctx)
+	if w.server.Pod.DeletionTimestamp != nil && w.server.Pod.DeletionGracePeriodSeconds != nil && *w.server.Pod.DeletionGracePeriodSeconds <= grace {
+		return w.server.Read(ctx)
 	}
-	only := &metav1.Preconditions{UID: &w.Pod.UID} // a kubelet changes the version at any time
-	if w.Pod.Spec.NodeName == "" {
-		only.ResourceVersion = &w.Pod.ResourceVersion // another leader may remove the gate, and the scheduler bind it
+	only := &metav1.Preconditions{UID: &w.server.Pod.UID} // a kubelet changes the version at any time
+	if w.server.Pod.Spec.NodeName == "" {
+		only.ResourceVersion = &w.server.Pod.ResourceVersion // another leader may remove the gate, and the scheduler bind it
 	}
-	w.IsDeletedHere = w.IsDeletedHere || w.Pod.DeletionTimestamp == nil
-	err := w.client.Pods(w.Key.Namespace).Delete(ctx, w.Key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
+	w.server.IsDeletedHere = w.server.IsDeletedHere || w.server.Pod.DeletionTimestamp == nil
+	err := w.client.Pods(w.server.Key.Namespace).Delete(ctx, w.server.Key.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: only})
 	if objects.IgnoreNotFound(err) != nil {
-		return objects.Explain("delete", objects.KindPod, w.Key, err)
+		return objects.Explain("delete", objects.KindPod, w.server.Key, err)
 	}
-	return w.Read(ctx)
+	return w.server.Read(ctx)
 }
 
 // annotatePod sets an annotation of the pod, or removes it if the value is empty.
-func (w *writer) annotatePod(ctx context.Context, key, value string) error {
-	if w.Pod.Annotations[key] == value {
+func (w writer) annotatePod(ctx context.Context, key, value string) error {
+	if w.server.Pod.Annotations[key] == value {
 		return nil
 	}
 	return w.updatePod(ctx, func(p *corev1.Pod) {
@@ -125,8 +125,8 @@ func (w *writer) annotatePod(ctx context.Context, key, value string) error {
 }
 
 // recordRefusal records on the pod whether an operator's assertion about it is refused.
-func (w *writer) recordRefusal(ctx context.Context) error {
-	refuses, differs := w.RefusesAssertion()
+func (w writer) recordRefusal(ctx context.Context) error {
+	refuses, differs := w.server.RefusesAssertion()
 	if !differs {
 		return nil
 	}
@@ -137,21 +137,21 @@ func (w *writer) recordRefusal(ctx context.Context) error {
 const maxUsedNonces = 8
 
 // recordEnd records on the PVC how the pod has ended, or that it never ran.
-func (w *writer) recordEnd(ctx context.Context) error {
-	if w.Claims.Root() == nil || w.Claims.HasEnded(w.Pod.UID) {
+func (w writer) recordEnd(ctx context.Context) error {
+	if w.server.Claims.Root() == nil || w.server.Claims.HasEnded(w.server.Pod.UID) {
 		return nil
 	}
-	key, value := objects.AnnotationNeverRan, string(w.Pod.UID)
-	if w.Claims.Root().Annotations[objects.AnnotationRun] == value {
-		record, err := w.EndRecord()
+	key, value := objects.AnnotationNeverRan, string(w.server.Pod.UID)
+	if w.server.Claims.Root().Annotations[objects.AnnotationRun] == value {
+		record, err := w.server.EndRecord()
 		if err != nil {
 			return err
 		}
 		key, value = objects.AnnotationEnd, record
 	}
-	return w.updateClaim(ctx, w.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
+	return w.updateClaim(ctx, w.server.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, key, value)
-		used := append(strings.Fields(root.Annotations[objects.AnnotationUsedNonces]), w.Pod.Annotations[objects.AnnotationNonce])
+		used := append(strings.Fields(root.Annotations[objects.AnnotationUsedNonces]), w.server.Pod.Annotations[objects.AnnotationNonce])
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationUsedNonces, strings.Join(used[max(len(used)-maxUsedNonces, 0):], " "))
 	})
 }
@@ -159,14 +159,14 @@ func (w *writer) recordEnd(ctx context.Context) error {
 // forgetPod removes a pod that has ended, or has its scheduling gate, after its end is recorded. It checks
 // the end again once the pod is being deleted, since no leader removes the gate then. The object remains
 // until the kubelet has unmounted the volumes, and while others have finalizers on it.
-func (w *writer) forgetPod(ctx context.Context) error {
-	if w.Pod.DeletionTimestamp == nil || w.AssertedEnd() != nil {
-		if err := w.endPod(ctx, 0); err != nil || w.Pod == nil {
+func (w writer) forgetPod(ctx context.Context) error {
+	if w.server.Pod.DeletionTimestamp == nil || w.server.AssertedEnd() != nil {
+		if err := w.endPod(ctx, 0); err != nil || w.server.Pod == nil {
 			return err
 		}
 	}
-	if w.End() == nil {
-		return driver.Errorf(driver.ErrRetry, "the pod %s may run, and has yet to end before it is removed", w.Key)
+	if w.server.End() == nil {
+		return driver.Errorf(driver.ErrRetry, "the pod %s may run, and has yet to end before it is removed", w.server.Key)
 	}
 	if err := w.recordEnd(ctx); err != nil {
 		return err
@@ -175,8 +175,8 @@ func (w *writer) forgetPod(ctx context.Context) error {
 	if objects.IgnoreNotFound(err) != nil {
 		return err
 	}
-	if grace := w.Pod.DeletionGracePeriodSeconds; err != nil || (grace == nil || *grace == 0) && !instance.IsHeld(w.Pod) {
-		w.Pod = nil
+	if grace := w.server.Pod.DeletionGracePeriodSeconds; err != nil || (grace == nil || *grace == 0) && !instance.IsHeld(w.server.Pod) {
+		w.server.Pod = nil
 	}
 	return nil
 }

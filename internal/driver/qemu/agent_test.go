@@ -147,7 +147,7 @@ func (g *linuxGuest) checkCommands(t *testing.T) {
 }
 
 // checkExecTogether checks commands of several callers in several processes, and that a command
-// is ended whose caller leaves.
+// ends when its caller leaves.
 func (g *linuxGuest) checkExecTogether(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
@@ -189,7 +189,7 @@ func (g *linuxGuest) checkExecIsLost(t *testing.T) {
 		n := g.ask(t, "/processes")
 		return assert.ErrorUnless(n == "1", "there are %s", n)
 	})
-	signalSupervisor(t, g.d.InstanceOf(g.spec.UID), syscall.SIGKILL)
+	signalSupervisor(t, g.d.Host.InstanceOf(g.spec.UID), syscall.SIGKILL)
 	err := <-lost
 	wantError(t, err, nil, failure.ErrEndUnknown.Error())
 	assert.Eventually(t, "the next supervisor runs commands", func(t testing.TB) error {

@@ -37,7 +37,7 @@ func servedOf(t *testing.T, inst *instance.Instance) control.Revision {
 // wantClosed checks that the supervisor of a server has the recorded edge, and that this closes the egress.
 func wantClosed(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	egress, recorded := egressOf(t, inst)
 	served := servedOf(t, inst)
 	assert.True(t, egress.Deny && served == recorded, "recorded is %+v as %+v, and the supervisor has %+v", egress, recorded, served)
@@ -45,8 +45,8 @@ func wantClosed(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	assert.True(t, !s.NeedsEnsure, "it is %+v", s)
 }
 
-// TestEgressBeforeTheSpec checks that a machine loses the egress that its operator has closed whatever its spec says: one
-// that is refused, one that cannot be applied, and one that has it stop, which the guest does not do.
+// TestEgressBeforeTheSpec checks that a machine loses the egress that its operator has closed whatever its spec says: a
+// spec may be refused, fail to apply, or stop the machine while the guest does not react.
 func TestEgressBeforeTheSpec(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -82,11 +82,11 @@ func TestEgressBeforeTheSpec(t *testing.T) {
 // endNow ends a machine that does not stop.
 func endNow(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	t.Helper()
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(context.WithoutCancel(t.Context())))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(context.WithoutCancel(t.Context())))
 }
 
-// TestEgressReachesTheSupervisor checks that a supervisor which has not taken the egress that is recorded is told again,
-// though the spec is refused each time: also one that stops.
+// TestEgressReachesTheSupervisor checks that the driver sends the recorded egress again to a supervisor that has not
+// applied it, also if the machine stops, and although the spec is refused each time.
 func TestEgressReachesTheSupervisor(t *testing.T) {
 	t.Parallel()
 	for name, stops := range map[string]bool{"it runs": false, "it stops": true} {
@@ -124,9 +124,9 @@ func TestEgressClosesOnAFullDisk(t *testing.T) {
 	spec := e.spec()
 	reach(t, before, spec, driver.StateRunning)
 	d := e.closing(t)
-	_, err := d.FindSupervisor()
+	_, err := d.Host.FindSupervisor()
 	assert.NoError(t, err)
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	_, first := egressOf(t, inst)
 	e.fill(t)
 	e.fillInodes(t)

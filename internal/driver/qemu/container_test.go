@@ -5,6 +5,7 @@ package qemu
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/driver"
@@ -23,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/folder"
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/machine/failure"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -135,11 +138,29 @@ func (c *container) wantExit(t *testing.T, code int, reason string) {
 // TestContainers runs the cases that driver docker runs with containers of the same images.
 func TestContainers(t *testing.T) {
 	t.Parallel()
+	containers.Run(t, containerHarness(t))
+}
+
+// TestImages does the same with images of real programs.
+func TestImages(t *testing.T) {
+	t.Parallel()
+	containers.RunImages(t, containerHarness(t))
+}
+
+// TestWorkloads runs images that only a machine can run.
+func TestWorkloads(t *testing.T) {
+	t.Parallel()
+	containers.RunWorkloads(t, containerHarness(t))
+}
+
+func containerHarness(t *testing.T) containers.Harness {
+	t.Helper()
 	e := newEngine(t)
-	containers.Run(t, containers.Harness{
+	return containers.Harness{
 		Open:      func(t *testing.T, registry string) driver.Driver { t.Helper(); return e.openForContainers(t, registry) },
 		IsMachine: true,
-	})
+		Dir:       e.dir,
+	}
 }
 
 // TestContainer boots a container image: commands run beside the image's, with terminals and exit codes, and a new
@@ -148,20 +169,26 @@ func TestContainer(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}, User: "ann", WorkingDir: "/home/ann"})
 	c.spec.Args, c.spec.GracePeriod = []string{`trap 'exit 7' TERM; echo x >>boots; while :; do sleep 0.1; done`}, 10*time.Minute
+	changes, err := c.d.Watch(t.Context())
+	assert.NoError(t, err)
 	first := reach(t, c.d, c.spec, driver.StateRunning)
+	c.awaitBoot(t, changes)
 	out, code := c.exec(t, false, "input\n", "cat; id -un; pwd; exit 3")
 	assert.True(t, code == 3 && out == "input\nann\n/home/ann\n", "the code is %d, and it printed %q", code, out)
 	out, code = c.exec(t, true, "", "sleep 0.1; stty size; kill -9 $$")
 	assert.True(t, code == 137 && strings.Contains(out, "40 100"), "with a terminal the code is %d, and it printed %q", code, out)
+	out, code = c.exec(t, false, "", "exec <>/dev/fuse")
+	assert.True(t, code == 0, "the kernel loads no module: %d, %q", code, out)
 	c.checkFiles(t)
-	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
+	c.checkBusy(t)
+	signalSupervisor(t, c.d.Host.InstanceOf(c.spec.UID), syscall.SIGKILL)
 	out, code = c.exec(t, false, "", "until test -s boots; do sleep 0.1; done; cat boots")
 	assert.True(t, code == 0 && out == "x\n", "after the supervisor was killed the code is %d, and it printed %q", code, out)
 	c.spec.Power = driver.PowerOff
 	c.wantExit(t, 7, "Error")
 
 	c.outdateTemplate(t)
-	assert.NoError(t, os.RemoveAll(c.d.StateDir.Path(cacheDir)))
+	assert.NoError(t, os.RemoveAll(c.d.Host.StateDir.Path(cacheDir)))
 	c.spec.Image.PullPolicy = driver.PullNever
 	c.spec.Power, c.spec.RestartRun = driver.PowerOn, first.Run
 	c.spec.Args = []string{"exit $(wc -c <boots)"}
@@ -171,10 +198,49 @@ func TestContainer(t *testing.T) {
 	gone(t, c.d, c.spec)
 }
 
-// outdateTemplate makes the machine one of another version of Drover, whose disks stand on another template.
+// checkBusy checks that a command is refused, with the limit, while as many run as may.
+func (c *container) checkBusy(t *testing.T) {
+	t.Helper()
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan error, failure.MaxStreams+1)
+	for range cap(ended) {
+		go func() {
+			ended <- assert.ErrorOf(c.d.Exec(ctx, c.spec.UID, terminal.Command{Args: []string{"sleep", "1000000"}}))
+		}()
+	}
+	assert.ErrorIs(t, "one more command", assert.Receive(t, "the end of a command", ended), driver.ErrBusy, "32 commands and consoles are already open")
+	leave()
+	for range failure.MaxStreams {
+		_ = assert.Receive(t, "the end of a command", ended)
+	}
+}
+
+// awaitBoot waits until the machine is reported to have booted, and checks that this follows from the guest's report.
+func (c *container) awaitBoot(t *testing.T, changes <-chan types.UID) {
+	t.Helper()
+	isBooting := func() bool {
+		all, err := c.d.List(t.Context(), c.spec.UID)
+		assert.NoError(t, err)
+		assert.Require(t, len(all) == 1, "there are %d servers", len(all))
+		return all[0].IsBooting
+	}
+	for isBooting() {
+		assert.Receive(t, "a change of the machine", changes)
+	}
+	inst, err := c.d.Host.InstanceOf(c.spec.UID).Load()
+	assert.NoError(t, err)
+	result := inst.ExitRecord().ResultFile()
+	reported, err := os.ReadFile(result)
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(result, make([]byte, len(reported)), 0o600))
+	assert.True(t, isBooting(), "without a report of the guest it is not booting")
+	assert.NoError(t, os.WriteFile(result, reported, 0o600))
+}
+
+// outdateTemplate changes the machine as if another version of Drover, with another template, had made its disks.
 func (c *container) outdateTemplate(t *testing.T) {
 	t.Helper()
-	inst, err := c.d.InstanceOf(c.spec.UID).Load()
+	inst, err := c.d.Host.InstanceOf(c.spec.UID).Load()
 	assert.NoError(t, err)
 	kept := inst.Machine.File(inst.Root.Template)
 	inst.Root.Template = image.TemplatePrefix + "of-another-version"
@@ -219,18 +285,27 @@ n=0; while test $n -lt 10000; do echo "$n $line"; n=$((n+1)); done; echo last wo
 	reach(t, c.d, c.spec, driver.StateRunning)
 	c.exec(t, false, "", "touch /dev/shm/go")
 	c.prints(t, "\n100 0")
-	signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
+	signalSupervisor(t, c.d.Host.InstanceOf(c.spec.UID), syscall.SIGKILL)
 	c.wantExit(t, 5, "Error")
 	c.prints(t, "last words")
 }
 
-// TestContainerReboots checks that reboot(2) in a container image's machine boots it again within its run.
+// attack moves all processes that root of the image can name, except itself, to a control group that it freezes.
+const attack = `cd /sys/fs/cgroup && mkdir cage
+for p in $(cat cgroup.procs); do test $p = 0 || test $p = $$ || echo $p >cage/cgroup.procs 2>/dev/null; done
+echo 1 >cage/cgroup.freeze; until grep -qx "frozen 1" cage/cgroup.events; do sleep 0.1; done; grep frozen cage/cgroup.events`
+
+// TestContainerReboots checks that reboot(2) in a container image's machine boots it again within its run, and that the
+// guest's agent runs on although root of the image freezes all processes that it can name.
 func TestContainerReboots(t *testing.T) {
 	t.Parallel()
 	tier.Full(t, "it takes two boots; the gate reboots a machine in package boot")
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", "echo x >>/boots; echo boot $(wc -l </boots); sleep 100000"}, Env: []string{"PATH=/bin"}})
 	first := reach(t, c.d, c.spec, driver.StateRunning)
 	c.prints(t, "boot 1")
+	if out, code := c.exec(t, false, "", attack); code != 0 || out != "frozen 1\n" {
+		t.Errorf("the code of the attack is %d, and it printed %q", code, out)
+	}
 	_, _ = c.d.Exec(t.Context(), c.spec.UID, terminal.Command{Args: []string{"busybox", "reboot", "-f"}, Stdout: io.Discard, Stderr: io.Discard})
 	c.prints(t, "boot 2")
 	if out, code := c.exec(t, false, "", "cat /boots"); code != 0 || out != "x\nx\n" {
@@ -244,8 +319,8 @@ func TestContainerReboots(t *testing.T) {
 	gone(t, c.d, c.spec)
 }
 
-// TestContainerIsPruned removes images while a machine is created, starts and runs: one that was fetched and not yet used
-// is fetched again, and one that is used stays.
+// TestContainerIsPruned removes images while a machine is created, starts and runs. An image that was fetched and is not
+// used yet is fetched again. An image that is used stays.
 func TestContainerIsPruned(t *testing.T) {
 	t.Parallel()
 	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/sh", "-c", "echo begins; sleep 100000"}, Env: []string{"PATH=/bin"}})

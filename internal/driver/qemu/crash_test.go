@@ -174,7 +174,7 @@ func TestStartIsAnnounced(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	d.RemoveNotification(spec.UID)
+	d.Host.RemoveNotification(spec.UID)
 	starting := e.openBinary(t, fails(t, "exec sleep 1000")) // which never answers
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -184,10 +184,10 @@ func TestStartIsAnnounced(t *testing.T) {
 		_, _ = starting.Ensure(ctx, spec)
 	}()
 	assert.Eventually(t, "the start is announced", func(testing.TB) error {
-		_, err := os.Stat(d.StateDir.Path(instance.NotificationsDir, string(spec.UID)))
+		_, err := os.Stat(d.Host.StateDir.Path(instance.NotificationsDir, string(spec.UID)))
 		return err
 	})
-	inst, err := d.InstanceOf(spec.UID).Load()
+	inst, err := d.Host.InstanceOf(spec.UID).Load()
 	assert.True(t, err == nil && inst.Phase == record.PhaseStarting, "it was announced in phase %q, %v", inst.Phase, err)
 	cancel()
 	<-done
@@ -200,7 +200,7 @@ func machines(d *Driver, uids []types.UID) map[types.UID][]int {
 	found := map[types.UID][]int{}
 	for _, uid := range uids {
 		for _, pid := range all {
-			if d.InstanceOf(uid).Machine.IsOwnProcess(pid) {
+			if d.Host.InstanceOf(uid).Machine.IsOwnProcess(pid) {
 				found[uid] = append(found[uid], pid)
 			}
 		}

@@ -62,7 +62,7 @@ ethernets:
     addresses: [10.0.2.77/24]
 `, launch.MACAddress(string(spec.UID))))
 	reach(t, d, spec, driver.StateRunning)
-	c := sitAt(t, d.InstanceOf(spec.UID))
+	c := sitAt(t, d.Host.InstanceOf(spec.UID))
 	c.await("finished at") // cloud-init's last words
 	c.login("debian", password)
 	for command, want := range map[string]string{
@@ -130,7 +130,7 @@ func debianSpec(e *engine, dir string) driver.ServerSpec {
 	spec.Name, spec.CPUMilli, spec.MemoryBytes = "debian-guest", 2000, 1<<30
 	spec.RootDiskBytes = 3 << 30
 	spec.Image = driver.Image{Source: filepath.Join(dir, "debian.img"), Kernel: &driver.Kernel{
-		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1",
+		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check",
 	}}
 	return spec
 }
@@ -262,7 +262,7 @@ func TestSystemd(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "payload", SizeBytes: payloadSize, ReadOnly: true, Image: &driver.Image{Source: e.payload(t)}}}
 	reach(t, d, spec, driver.StateRunning)
 	t.Cleanup(func() { gone(t, d, spec) })
-	c := sitAt(t, d.InstanceOf(spec.UID))
+	c := sitAt(t, d.Host.InstanceOf(spec.UID))
 	c.await("finished at")
 	c.login("debian", "sesame")
 	const serial = "sudo sh -c 'cat /var/lib/drover/drivers/qemu/vms/*/serial.log'"

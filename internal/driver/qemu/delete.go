@@ -14,7 +14,7 @@ import (
 
 // Delete removes a server, or releases it if it is to be retained.
 func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error {
-	lock, err := d.beginChange(ctx, t)
+	lock, err := beginChange(ctx, d.Host, t)
 	if err != nil {
 		return err
 	}
@@ -23,23 +23,23 @@ func (d *Driver) Delete(ctx context.Context, t driver.Target, retain bool) error
 		lock.Release()
 		return err
 	}
-	d.ReportedExits.Delete(t.UID)
-	d.Exits.RemoveAll(t.UID, "")
-	d.RemoveNotification(t.UID)
+	d.Host.ReportedExits.Delete(t.UID)
+	d.Host.Exits.RemoveAll(t.UID, "")
+	d.Host.RemoveNotification(t.UID)
 	lock.Remove()
 	return err
 }
 
-// endServer ends a server, and reports whether nothing is left of it but what is beside its
-// directory.
+// endServer ends a server, and reports whether its directory and everything in the directory is
+// gone.
 func (d *Driver) endServer(ctx context.Context, t driver.Target, retain bool) (isGone bool, err error) {
 	if err := d.fetches.Abandon(ctx, t.UID); err != nil {
 		return false, err
 	}
-	s, err := d.findServer(ctx, t)
+	s, err := findServer(ctx, d.Host, t)
 	switch {
-	case errors.Is(err, driver.ErrNotFound) && d.InstanceOf(t.UID).IsGone():
-		if err := errors.Join(d.KillStrays(ctx, t.UID), d.InstanceOf(t.UID).Supervisor().KillAll(ctx)); err != nil {
+	case errors.Is(err, driver.ErrNotFound) && d.Host.InstanceOf(t.UID).IsGone():
+		if err := errors.Join(d.Host.KillStrays(ctx, t.UID), d.Host.InstanceOf(t.UID).Supervisor().KillAll(ctx)); err != nil {
 			return false, err
 		}
 		return true, err
@@ -48,44 +48,44 @@ func (d *Driver) endServer(ctx context.Context, t driver.Target, retain bool) (i
 	case err != nil:
 		return false, err
 	case retain:
-		err = d.releaseServer(ctx, s)
+		err = releaseServer(ctx, s)
 	default:
-		err = d.removeServer(ctx, s)
+		err = removeServer(ctx, s)
 	}
 	return err == nil, err
 }
 
 // removeServer ends the server, whose disk is not needed any more, and removes its directory.
-func (d *Driver) removeServer(ctx context.Context, inst *instance.Instance) error {
+func removeServer(ctx context.Context, inst *instance.Instance) error {
 	if inst.On {
 		if err := inst.Machine.Kill(ctx); err != nil {
 			return err
 		}
 	}
-	if err := d.KillStrays(ctx, inst.UID); err != nil { // which may hide that they run
+	if err := inst.Host.KillStrays(ctx, inst.UID); err != nil { // which may hide that they run
 		return err
 	}
 	if err := inst.Supervisor().End(ctx); err != nil {
 		return err
 	}
-	d.RemoveGroup(ctx, inst.CPUGroup)
-	d.Addresses.Release(inst.UID, inst.Address.Addr())
+	inst.Host.RemoveGroup(ctx, inst.CPUGroup)
+	inst.Host.Addresses.Release(inst.UID, inst.Address.Addr())
 	journal.Record(ctx, journal.ActionDelete, snapshotOf(inst), nil)
-	return d.StateDir.Explain(d.StateDir.Discard(inst.Machine.Path))
+	return inst.Host.StateDir.Explain(inst.Host.StateDir.Discard(inst.Machine.Path))
 }
 
 // releaseServer marks a server as retained first, so that a release which is interrupted is
 // finished by the next call. After that, nothing is left of it beside its directory.
-func (d *Driver) releaseServer(ctx context.Context, inst *instance.Instance) error {
+func releaseServer(ctx context.Context, inst *instance.Instance) error {
 	if !inst.On {
-		if err := d.KillStrays(ctx, inst.UID); err != nil {
+		if err := inst.Host.KillStrays(ctx, inst.UID); err != nil {
 			return err
 		}
 	}
 	journal.Record(ctx, journal.ActionRelease, snapshotOf(inst), nil)
 	inst.Retained = true
 	if err := inst.Save(); err != nil {
-		return d.StateDir.Explain(err)
+		return inst.Host.StateDir.Explain(err)
 	}
-	return d.StateDir.Explain(inst.MoveToRetained(ctx))
+	return inst.Host.StateDir.Explain(inst.MoveToRetained(ctx))
 }

@@ -53,7 +53,7 @@ func TestSwappedLayers(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.qcow2Of(t, e.plain, "b.qcow2")}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	for n, c := range []struct{ layer, says string }{
 		{spec.Image.Source, "was changed or replaced"},
 		{spec.Volumes[0].Image.Source, "was changed or replaced"},
@@ -98,7 +98,7 @@ func TestSwappedAfterTheCheck(t *testing.T) {
 		{Name: "tools", SizeBytes: 2 << 20, Image: &driver.Image{Source: volume}, ReadOnly: true},
 	}
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	line := framework.ReadFile(t, proc.Path(h.Machine.PID(), "cmdline"))
 	for _, name := range []string{image, volume, ".qcow2"} {
 		assert.True(t, !strings.Contains(line, name), "QEMU opens %s by its name: %q", name, line)
@@ -137,7 +137,7 @@ func TestSwappedKernel(t *testing.T) {
 	o.User, o.UserIDs = "", "" // so that it can
 	d := openWith(t, o)
 	reach(t, d, spec, driver.StatePaused)
-	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).Machine.PID(), "cmdline"))
+	line := framework.ReadFile(t, proc.Path(d.Host.InstanceOf(spec.UID).Machine.PID(), "cmdline"))
 	for _, name := range files {
 		assert.True(t, !strings.Contains(line, name), "QEMU opens %s by its name: %q", name, line)
 	}
@@ -153,7 +153,7 @@ func TestInheritedDescriptors(t *testing.T) {
 	spec := e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20}}
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	want := map[string]bool{e.plain: true}
 	for _, name := range []string{
 		machine.RunLockFile, machine.LogFile, machine.SerialLogFile, machine.SeedFile, instance.RootDiskFile, instance.VolumeFile("data"),

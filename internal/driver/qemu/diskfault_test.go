@@ -65,7 +65,7 @@ func goesOn(t *testing.T, d *Driver, spec driver.ServerSpec) (s driver.Server) {
 		if s, err = d.Ensure(t.Context(), spec); err != nil {
 			return err
 		}
-		content, err := os.ReadFile(d.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile))
+		content, err := os.ReadFile(d.Host.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile))
 		if err == nil && !strings.Contains(string(content), "drover guest 1 A") {
 			err = textError(content)
 		}
@@ -91,7 +91,7 @@ func TestDiskErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEngine(t)
-			d := e.openBinary(t, framework.FailingDisk(t, c.errno, 3))
+			d := e.openBinary(t, framework.FailingDiskScript(t, c.errno, 3))
 			spec := e.spec()
 			s := waitsForDisk(t, d, spec)
 			err := refusesToResume(t, d, spec)
@@ -125,7 +125,7 @@ func newDriverOnSmallDisk(t *testing.T, size int) (*engine, *Driver) {
 		assert.NoError(t, unix.Unmount(e.dir, unix.MNT_DETACH))
 	})
 	d := e.open(t)
-	_, err = d.FindSupervisor() // which is installed then
+	_, err = d.Host.FindSupervisor() // which is installed then
 	assert.NoError(t, err)
 	return e, d
 }
@@ -164,8 +164,8 @@ func (e *engine) fillInodes(t *testing.T) {
 	}
 }
 
-// TestDiskFullFetching checks that what was fetched of an image is removed if the image
-// leaves no room for others.
+// TestDiskFullFetching checks that a partly fetched image is removed if the image leaves no
+// space for other files.
 func TestDiskFullFetching(t *testing.T) {
 	t.Parallel()
 	e, d := newDriverOnSmallDisk(t, 2)
@@ -174,9 +174,9 @@ func TestDiskFullFetching(t *testing.T) {
 	t.Cleanup(web.Close)
 	spec := e.spec()
 	spec.Image = driver.Image{Source: web.URL, Checksum: checksumOfContent(content)}
-	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "it has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
+	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "the image has at least", "bytes are free on the disk of "+e.dir, driver.ReasonImageUnavailable)
 	leavesNothing(t, d)
-	have, err := d.Images.List()
+	have, err := d.Host.Images.List()
 	assert.True(t, err == nil && len(have) == 0, "the store has %v, %v", have, err)
 	assert.NoError(t, unix.Mount("drover-test", e.dir, "tmpfs", unix.MS_REMOUNT, sizeOption(32)))
 	boots(t, d, spec, "drover guest 1 A")
@@ -197,7 +197,7 @@ func TestDiskFullCreating(t *testing.T) {
 	filler = e.fill(t)
 	refuses(t, d, spec, driver.ErrExhausted, "no room left on its disk")
 	s := listed(t, d, spec)
-	assert.True(t, s.State == driver.StateStopped && d.InstanceOf(spec.UID).Machine.PID() == 0, "it is %+v", s)
+	assert.True(t, s.State == driver.StateStopped && d.Host.InstanceOf(spec.UID).Machine.PID() == 0, "it is %+v", s)
 	assert.NoError(t, os.Remove(filler))
 	boots(t, d, spec, "drover guest 1 A")
 	gone(t, d, spec)
@@ -245,7 +245,7 @@ func TestDiskFullEnding(t *testing.T) {
 	listed, err := d.List(t.Context())
 	assert.True(t, err == nil && len(listed) == 2, "List reports %+v, %v", listed, err)
 	assert.Equal(t, "its output", end.Output, "")
-	waitStopped(t, d.InstanceOf(ends.UID)) // once that is recorded, for which there was room
+	waitStopped(t, d.Host.InstanceOf(ends.UID)) // once that is recorded, for which there was room
 	stays.Power, stays.StopBy = driver.PowerOff, time.Now()
 	s := reach(t, d, stays, driver.StateStopped)
 	assert.True(t, s.Exit != nil && s.Exit.Reason == "Forced", "it ended with %+v", s.Exit)
@@ -275,14 +275,14 @@ func TestDiskFullRestart(t *testing.T) {
 	assert.True(t, end.Reason == "Forced", "it ended with %+v", end)
 }
 
-// TestDiskFullFollowing checks that on a disk on which nothing can be written a machine gets another supervisor in the
-// place of one that was killed, with its ports, and then one of another version of Drover, and that its guest is shut down
-// by that.
+// TestDiskFullFollowing checks that a machine gets another supervisor while nothing can be written to the disk: first in
+// place of a supervisor that was killed, with the same ports, and then by another version of Drover. The last supervisor
+// shuts the guest down.
 func TestDiskFullFollowing(t *testing.T) {
 	t.Parallel()
 	e, d := newDriverOnSmallDisk(t, 40)
 	spec, answers := withPort(t, e, d)
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	waitPrinted(t, inst, "drover guest 1 A")
 	follows := func() {
 		t.Helper()
@@ -315,7 +315,7 @@ func TestUpgradeOnFullDisk(t *testing.T) {
 	t.Parallel()
 	e, d := newDriverOnSmallDisk(t, 40)
 	spec, answers := withPort(t, e, d)
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	waitPrinted(t, inst, "drover guest 1 A")
 	before := supervisorOf(t, inst)
 	assert.NoError(t, os.Remove(filepath.Join(e.dir, programsDir, ".room")))
@@ -326,7 +326,7 @@ func TestUpgradeOnFullDisk(t *testing.T) {
 	keepWatching(t, next)
 	s := listAnswering(t, next, spec.UID)[0]
 	assert.True(t, s.State == driver.StateRunning && len(s.Ports) == 1, "it is %+v", s)
-	assert.ErrorIs(t, "the program", assert.ErrorOf(next.FindSupervisor()), unix.ENOSPC)
+	assert.ErrorIs(t, "the program", assert.ErrorOf(next.Host.FindSupervisor()), unix.ENOSPC)
 	assert.True(t, supervisorOf(t, inst) == before, "the supervisor was replaced")
 	assert.Check(t, "the port answers", answers)
 	assert.NoError(t, os.Remove(filler))

@@ -27,7 +27,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	const gib = 1 << 30
-	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
+	d.Host.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: gib, Available: gib / 2}, nil }
 	huge := filepath.Join(e.images, "huge.qcow2")
 	framework.RunQEMUImg(t, "create", "-q", "-f", "qcow2", huge, "11G")
 	volume := func(size int64, image *driver.Image) []driver.Volume {
@@ -55,7 +55,7 @@ func TestDiskBeyondHost(t *testing.T) {
 	grown := spec
 	grown.RootDiskBytes = 11 * gib
 	refuses(t, d, grown, driver.ErrExhausted, "spec.resource.rootDisk: needed")
-	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
+	d.Host.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1, Available: 1}, nil }
 	reach(t, d, spec, driver.StateRunning) // as it is
 }
 
@@ -67,7 +67,7 @@ func TestDiskGauges(t *testing.T) {
 	o, registry := e.options(), prometheus.NewRegistry()
 	o.Registerer = registry
 	d := openWith(t, o)
-	d.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1 << 40, Available: 1 << 30}, nil }
+	d.Host.Disks.FindCapacity = func() (disks.Capacity, error) { return disks.Capacity{Total: 1 << 40, Available: 1 << 30}, nil }
 	spec, released := e.spec(), e.spec()
 	spec.RootDiskBytes, spec.Volumes = 1<<40, []driver.Volume{{Name: "data", SizeBytes: 1 << 38}}
 	released.Power, released.RootDiskBytes = driver.PowerOff, 1<<39
@@ -97,7 +97,7 @@ func TestDiskGauges(t *testing.T) {
 func wantDisk(t *testing.T, d *Driver, spec driver.ServerSpec, file string, want int64) {
 	t.Helper()
 	assert.Contains(t, fmt.Sprintf("%s should have %d bytes: it", file, want),
-		framework.RunQEMUImg(t, "info", "-U", d.InstanceOf(spec.UID).Machine.File(file)), fmt.Sprintf("(%d bytes)", want))
+		framework.RunQEMUImg(t, "info", "-U", d.Host.InstanceOf(spec.UID).Machine.File(file)), fmt.Sprintf("(%d bytes)", want))
 }
 
 // TestGrowToAnySize checks that disks have whole sectors, whatever the size.
@@ -132,7 +132,7 @@ func TestGrowReadOnly(t *testing.T) {
 	spec.Volumes = volumes(4<<20, true)
 	first := reach(t, d, spec, driver.StateRunning)
 	spec.Volumes = volumes(8<<20, true)
-	refuses(t, d, spec, driver.ErrUnsupported, "spec.volumes[0].size (data) is 8Mi", "readOnly", "the server has 4Mi")
+	refuses(t, d, spec, driver.ErrUnsupported, "spec.volumes[0].size (data) is 8Mi", "readOnly", "the server's has 4Mi")
 
 	spec.Volumes = volumes(8<<20, false)
 	s := reach(t, d, spec, driver.StateRunning)
@@ -152,7 +152,7 @@ func TestGrowNeverShrinks(t *testing.T) {
 	spec := e.spec()
 	spec.RootDiskBytes = 2 << 20
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	assert.NoError(t, h.Machine.Execute(t.Context(), "block_resize", launch.Object{"node-name": launch.RootNode, "size": 16 << 20}, nil))
 	spec.RootDiskBytes = 8 << 20
 	s := ensure(t, d, spec)

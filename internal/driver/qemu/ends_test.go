@@ -41,7 +41,7 @@ func TestExitIsReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := e.spec()
-			h := d.InstanceOf(spec.UID)
+			h := d.Host.InstanceOf(spec.UID)
 			first := boots(t, d, spec, "drover guest 1 A")
 			c.end(t, h, first)
 			s := ensure(t, d, spec)
@@ -52,7 +52,7 @@ func TestExitIsReported(t *testing.T) {
 			second := ensure(t, d, spec)
 			assert.True(t, second.State == driver.StateRunning && second.Run != first.Run, "started again it is %+v", second)
 
-			waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
+			waitPrinted(t, d.Host.InstanceOf(spec.UID), "drover guest 2 A")
 			c.end(t, h, second)
 			restart := spec
 			restart.RestartRun = second.Run
@@ -77,14 +77,14 @@ func TestOneStartPerCall(t *testing.T) {
 		if !strings.Contains(text, "Notification could not be written") {
 			return
 		}
-		if status, err := d.InstanceOf(spec.UID).Machine.Status(t.Context()); err == nil && status == "running" {
+		if status, err := d.Host.InstanceOf(spec.UID).Machine.Status(t.Context()); err == nil && status == "running" {
 			ends++
-			assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+			assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 		}
 	}, funcr.Options{Verbosity: 1})
 	d = openWith(t, o)
 	off(t, d, spec)
-	notifications := d.StateDir.Path(instance.NotificationsDir)
+	notifications := d.Host.StateDir.Path(instance.NotificationsDir)
 	assert.NoError(t, os.RemoveAll(notifications))
 	assert.NoError(t, os.WriteFile(notifications, nil, 0o600))
 	s := ensure(t, d, spec)
@@ -125,21 +125,21 @@ func TestShutDown(t *testing.T) {
 			spec: func(_ *engine, s *driver.ServerSpec) { s.GracePeriod = time.Second },
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				assert.NoError(t, syscall.Kill(d.InstanceOf(spec.UID).Machine.PID(), syscall.SIGSTOP))
+				assert.NoError(t, syscall.Kill(d.Host.InstanceOf(spec.UID).Machine.PID(), syscall.SIGSTOP))
 			},
 			forced: true, reason: driver.ExitHostShutdown,
 		},
 		"supervisor halted": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				signalSupervisor(t, d.InstanceOf(spec.UID), syscall.SIGSTOP)
+				signalSupervisor(t, d.Host.InstanceOf(spec.UID), syscall.SIGSTOP)
 			},
 			limit: 5 * time.Minute, reason: driver.ExitHostShutdown,
 		},
 		"ended by itself": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				h := d.InstanceOf(spec.UID)
+				h := d.Host.InstanceOf(spec.UID)
 				assert.NoError(t, h.Machine.Execute(t.Context(), "system_powerdown", nil, nil))
 				waitStopped(t, h)
 			},
@@ -148,7 +148,7 @@ func TestShutDown(t *testing.T) {
 		"being changed": {
 			before: func(t *testing.T, d *Driver, spec driver.ServerSpec) {
 				t.Helper()
-				lock, err := d.StateDir.Lock(spec.UID)
+				lock, err := d.Host.StateDir.Lock(spec.UID)
 				assert.NoError(t, err)
 				t.Cleanup(lock.Release)
 			},
@@ -168,8 +168,8 @@ func TestShutDown(t *testing.T) {
 				c.before(t, d, spec)
 			}
 			ended := e.shutDown(t, cmp.Or(c.limit, time.Hour))
-			wantEnded(t, ended, c.isOff, Ended{Namespace: spec.Namespace, Name: spec.Name, Forced: c.forced})
-			if on, err := d.InstanceOf(spec.UID).Machine.IsRunning(); on || err != nil {
+			wantEnded(t, ended, c.isOff, ShutdownResult{Namespace: spec.Namespace, Name: spec.Name, Forced: c.forced})
+			if on, err := d.Host.InstanceOf(spec.UID).Machine.IsRunning(); on || err != nil {
 				t.Errorf("its QEMU runs: %v, %v", on, err)
 			}
 			again := e.shutDown(t, time.Hour)
@@ -185,7 +185,7 @@ func TestShutDown(t *testing.T) {
 }
 
 // wantEnded checks which machine ShutDown has ended: none that was off.
-func wantEnded(t *testing.T, ended []*Ended, isOff bool, want Ended) {
+func wantEnded(t *testing.T, ended []*ShutdownResult, isOff bool, want ShutdownResult) {
 	t.Helper()
 	if isOff && len(ended) == 0 || !isOff && len(ended) == 1 && *ended[0] == want {
 		return
@@ -193,7 +193,7 @@ func wantEnded(t *testing.T, ended []*Ended, isOff bool, want Ended) {
 	t.Errorf("ended: %+v, want %+v unless it is off: %v", ended, want, isOff)
 }
 
-func (e *engine) shutDown(t *testing.T, limit time.Duration) []*Ended {
+func (e *engine) shutDown(t *testing.T, limit time.Duration) []*ShutdownResult {
 	t.Helper()
 	ended, err := ShutDown(t.Context(), Options{Dir: e.dir, MachineProgram: machineProgram}, limit)
 	assert.NoError(t, err)
@@ -213,13 +213,13 @@ func TestShutDownOfOthers(t *testing.T) {
 	boots(t, d, released, "drover guest 1 A")
 	assert.NoError(t, d.Delete(t.Context(), released.Target, true))
 	boots(t, d, broken, "drover guest 1 A")
-	assert.NoError(t, os.WriteFile(d.InstanceOf(broken.UID).Machine.File(instance.RecordFile), []byte("{"), 0o600))
+	assert.NoError(t, os.WriteFile(d.Host.InstanceOf(broken.UID).Machine.File(instance.RecordFile), []byte("{"), 0o600))
 	ended := e.shutDown(t, time.Hour)
 	for _, m := range ended {
 		assert.True(t, m.Err == nil && !m.Forced, "ended: %+v", m)
 	}
 	assert.True(t, len(ended) == 2, "ended %d machines", len(ended))
-	ends, err := filepath.Glob(d.StateDir.Path(exits.Dir, "*.json"))
+	ends, err := filepath.Glob(d.Host.StateDir.Path(exits.Dir, "*.json"))
 	assert.True(t, err == nil && len(ends) == 0, "what no server has: %v, %v", ends, err)
 }
 
@@ -231,7 +231,7 @@ func TestShutDownCutOff(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Source, spec.GracePeriod = e.stubborn, time.Second
 	first := boots(t, d, spec, "drover guest 1 S")
-	s, err := d.InstanceOf(spec.UID).Observe(t.Context())
+	s, err := d.Host.InstanceOf(spec.UID).Observe(t.Context())
 	assert.NoError(t, err)
 	recordShutdown(s, gracePeriod(s))
 
@@ -251,7 +251,7 @@ func TestGracePeriodIsKept(t *testing.T) {
 		spec.GracePeriod = grace
 		s := reach(t, d, spec, driver.StateRunning)
 		assert.True(t, len(s.Pending) == 0, "it waits for a restart: %s", strings.Join(s.Pending, ", "))
-		r, err := d.InstanceOf(spec.UID).Load()
+		r, err := d.Host.InstanceOf(spec.UID).Load()
 		assert.NoError(t, err)
 		assert.Equal(t, "kept", gracePeriod(r), grace)
 	}

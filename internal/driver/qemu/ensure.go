@@ -28,12 +28,12 @@ const maxSteps = 6
 
 // Ensure creates a server or converges it to the spec.
 func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Server, error) {
-	lock, err := d.beginChange(ctx, spec.Target)
+	lock, err := beginChange(ctx, d.Host, spec.Target)
 	if err != nil {
 		return driver.Server{}, err
 	}
 	defer lock.Release()
-	c := &convergence{driver: d, spec: spec, inst: d.InstanceOf(spec.UID)}
+	c := &convergence{driver: d, host: d.Host, spec: spec, inst: d.Host.InstanceOf(spec.UID)}
 	err = c.findOrCreate(ctx)
 	if errors.Is(err, errFetching) {
 		return d.fetches.PendingServer(spec.UID), nil
@@ -51,21 +51,21 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 
 // beginChange begins a change of a server and returns the server's lock. If it fails,
 // nothing was changed.
-func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lock, error) {
+func beginChange(ctx context.Context, host *instance.Host, t driver.Target) (*statedir.Lock, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, driver.Errorf(driver.ErrRetry, "%w", err)
 	}
 	if err := record.CheckUID(t.UID); err != nil {
 		return nil, err
 	}
-	if err := d.StateDir.Reach(); err != nil {
+	if err := host.StateDir.Reach(); err != nil {
 		return nil, err
 	}
-	lock, err := d.StateDir.Lock(t.UID)
+	lock, err := host.StateDir.Lock(t.UID)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.StateDir.Admit(d.ClusterID, t.Epoch); err != nil {
+	if err := host.StateDir.Admit(host.ClusterID, t.Epoch); err != nil {
 		lock.Release()
 		return nil, err
 	}
@@ -75,8 +75,9 @@ func (d *Driver) beginChange(ctx context.Context, t driver.Target) (*statedir.Lo
 // convergence is one call of Ensure.
 type convergence struct {
 	driver *Driver
+	host   *instance.Host
 	spec   driver.ServerSpec
-	// inst is the server as observed last. Of one that does not exist, only the UID is known.
+	// inst is the server as observed last. If the server does not exist, only the UID is known.
 	inst *instance.Instance
 	// unserved is why the machine, which is to stop, has not got its egress.
 	unserved error
@@ -90,7 +91,7 @@ var errFetching = errors.New("its image is being fetched")
 // findOrCreate finds the server of the spec's UID. A stop and the egress come before all checks, so
 // that a spec which no machine can satisfy keeps neither a machine running nor a network open.
 func (c *convergence) findOrCreate(ctx context.Context) error {
-	found, err := c.driver.findServer(ctx, c.spec.Target)
+	found, err := findServer(ctx, c.host, c.spec.Target)
 	if err == nil {
 		c.inst = found
 		err = c.convergeEgress(ctx)
@@ -106,17 +107,17 @@ func (c *convergence) findOrCreate(ctx context.Context) error {
 	case !errors.Is(err, driver.ErrNotFound) || c.spec.ID != "":
 		return err
 	}
-	if err := c.checkSpec(); err != nil {
+	if err := cmp.Or(c.checkSpec(), c.spec.FilesErr); err != nil {
 		return err
 	}
 	if waits, err := c.prepareStart(ctx); waits || err != nil {
 		return cmp.Or(err, errFetching)
 	}
 	if err := c.createServer(ctx); err != nil {
-		return c.driver.StateDir.Explain(err)
+		return c.host.StateDir.Explain(err)
 	}
-	c.driver.Notify(c.spec.UID)
-	c.inst, err = c.driver.findServer(ctx, c.spec.Target)
+	c.host.Notify(c.spec.UID)
+	c.inst, err = findServer(ctx, c.host, c.spec.Target)
 	return err
 }
 
@@ -127,7 +128,7 @@ func (c *convergence) convergeEgress(ctx context.Context) error {
 	}
 	journal.Record(ctx, journal.Action(stepNetwork), snapshotOf(c.inst), snapshotOf(c.inst))
 	err := c.inst.Edge().ConvergeEgress(ctx)
-	c.driver.Notify(c.inst.UID)
+	c.host.Notify(c.inst.UID)
 	if mustStop(c.inst, c.spec) {
 		c.unserved = err
 		return nil
@@ -140,9 +141,9 @@ func (c *convergence) convergeEgress(ctx context.Context) error {
 
 // findServer observes the server of a UID, whose lock the caller holds. It also finishes a
 // release that was interrupted.
-func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Instance, error) {
+func findServer(ctx context.Context, host *instance.Host, t driver.Target) (*instance.Instance, error) {
 	none := driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", t.UID)
-	inst := d.InstanceOf(t.UID)
+	inst := host.InstanceOf(t.UID)
 	inst.Leader = t.Epoch
 	s, err := inst.Observe(ctx)
 	switch {
@@ -152,10 +153,10 @@ func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Ins
 		return nil, instance.ClassifyObserveError(err)
 	case s.Retained:
 		if err := s.MoveToRetained(ctx); err != nil {
-			return nil, d.StateDir.Explain(err)
+			return nil, host.StateDir.Explain(err)
 		}
 		return nil, none
-	case s.ClusterID != d.ClusterID:
+	case s.ClusterID != host.ClusterID:
 		return nil, driver.WithReason(driver.ReasonNameConflict, driver.Errorf(driver.ErrRetry,
 			"the engine has a server of UID %s that is not this cluster's", t.UID))
 	case t.ID != "" && t.ID != s.ID:
@@ -166,42 +167,42 @@ func (d *Driver) findServer(ctx context.Context, t driver.Target) (*instance.Ins
 
 // createServer makes a server that is off. It makes all of it or nothing.
 func (c *convergence) createServer(ctx context.Context) error {
-	d, spec := c.driver, c.spec
-	tmp, remove, err := d.StateDir.Temp()
+	host, spec := c.host, c.spec
+	tmp, remove, err := host.StateDir.Temp()
 	if err != nil {
 		return err
 	}
 	defer remove()
-	inst := d.InstanceAt(filepath.Join(tmp, "vm"))
+	inst := host.InstanceAt(filepath.Join(tmp, "vm"))
 	if err := os.Mkdir(inst.Machine.Path, 0o700); err != nil {
 		return err
 	}
-	release, err := d.Images.Hold()
+	release, err := host.Images.Hold()
 	if err != nil {
 		return err
 	}
 	defer release()
-	requested := record.RequestedImage(spec, d.defaultImage(spec))
-	root, err := d.MakeRoot(inst.Machine.File(instance.RootDiskFile), spec, requested)
+	requested := record.RequestedImage(spec, c.driver.defaultImage(spec))
+	root, err := host.MakeRoot(inst.Machine.File(instance.RootDiskFile), spec, requested)
 	if err != nil {
 		return err
 	}
-	if err := d.Disks.Keep(inst.Machine.Path, root); err != nil {
+	if err := host.Disks.Keep(inst.Machine.Path, root); err != nil {
 		return err
 	}
-	machineType, err := d.Program.MachineType(ctx, "")
+	machineType, err := host.Program.MachineType(ctx, "")
 	if err != nil {
 		return instance.ContractError(err)
 	}
 	inst.Record = record.Record{
-		Format: record.Format, ClusterID: d.ClusterID, MachineType: machineType, UID: spec.UID, ID: record.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
+		Format: record.Format, ClusterID: host.ClusterID, MachineType: machineType, UID: spec.UID, ID: record.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
 		GraceSeconds: graceSeconds(spec), Settings: record.SettingsOf(spec, requested), Root: root,
 	}
 	if err := inst.Save(); err != nil {
 		return err
 	}
 	journal.Record(ctx, journal.ActionCreate, nil, snapshotOf(inst))
-	return d.StateDir.Install(inst.Machine.Path, d.InstanceOf(spec.UID).Machine.Path)
+	return host.StateDir.Install(inst.Machine.Path, host.InstanceOf(spec.UID).Machine.Path)
 }
 
 // snapshotOf returns what the journal has of a server: its id alone, since a guest can end at
@@ -219,18 +220,18 @@ func (c *convergence) recordGracePeriod() {
 		return
 	}
 	if err := c.inst.Save(); err != nil {
-		c.driver.Log.Info("Grace period of a machine cannot be written down", "uid", c.inst.UID, "cause", err.Error())
+		c.host.Log.Info("Grace period of a machine cannot be recorded", "uid", c.inst.UID, "cause", err.Error())
 	}
 }
 
 func graceSeconds(spec driver.ServerSpec) int64 { return int64(spec.GracePeriod / time.Second) }
 
-// convergeServer takes one step after the other until none is left, or until one has to wait
-// for the guest.
+// convergeServer takes one step after the other until no step is left, or until a step has to
+// wait for the guest.
 func (c *convergence) convergeServer(ctx context.Context) (driver.Server, error) {
 	for range maxSteps {
 		if !c.inst.On {
-			c.driver.RemoveGroup(ctx, c.inst.CPUGroup)
+			c.host.RemoveGroup(ctx, c.inst.CPUGroup)
 		}
 		next := nextStep(c.inst, c.spec)
 		if next == stepNone || next == stepStart && !c.mayStart() {
@@ -240,7 +241,7 @@ func (c *convergence) convergeServer(ctx context.Context) (driver.Server, error)
 		if err != nil {
 			return driver.Server{}, fmt.Errorf("%s of server %s: %w", next, c.inst.UID, err)
 		}
-		c.driver.Notify(c.inst.UID)
+		c.host.Notify(c.inst.UID)
 		if c.inst, err = c.inst.Observe(ctx); err != nil {
 			return driver.Server{}, instance.ClassifyObserveError(err)
 		}
@@ -257,14 +258,14 @@ func hasEndedDuring(s step, inst *instance.Instance) bool {
 	return isLeftOver(inst) || s == stepStop && !inst.On
 }
 
-// isLeftOver reports whether a QEMU is on whose guest has ended.
+// isLeftOver reports whether QEMU still runs although its guest has ended.
 func isLeftOver(inst *instance.Instance) bool { return inst.On && !inst.IsAlive() }
 
 // mayStart reports whether a start is requested. The exit of a run is reported before
 // another run follows it, since the caller applies the restart policy. A caller that asks
 // for a server to be on may not know yet that it has ended, before or during the call.
 func (c *convergence) mayStart() bool {
-	reported, ok := c.driver.ReportedExits.Load(c.inst.UID)
+	reported, ok := c.host.ReportedExits.Load(c.inst.UID)
 	return c.inst.Exit == nil || c.inst.Run == c.spec.RestartRun || ok && c.inst.Run == reported
 }
 
@@ -288,7 +289,7 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 	journal.Record(ctx, journal.Action(next), snapshotOf(c.inst), snapshotOf(c.inst))
 	switch next {
 	case stepReap:
-		return false, c.inst.QuitEnded(ctx)
+		return false, c.inst.FinishEndedRun(ctx)
 	case stepStart:
 		return c.startServer(ctx)
 	case stepFinish:
@@ -324,7 +325,7 @@ func (c *convergence) prepareStart(ctx context.Context) (waits bool, err error) 
 	if c.isPrepared {
 		return false, nil
 	}
-	if err := c.driver.EndOthers(ctx, c.spec.UID); err != nil {
+	if err := c.host.EndOthers(ctx, c.spec.UID); err != nil {
 		return false, err
 	}
 	waits, err = c.fetchImages(ctx)
@@ -340,7 +341,7 @@ func (c *convergence) adjustMachine(ctx context.Context, next step) error {
 	case stepNetwork:
 		return c.inst.Edge().Converge(ctx, c.spec)
 	case stepPause:
-		return c.inst.Calls().Pause(ctx)
+		return c.inst.SupervisorCalls().Pause(ctx)
 	default:
 		return c.inst.ResumeGuest(ctx)
 	}
@@ -406,26 +407,26 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 	if waits, err := c.fetchImages(ctx); waits || err != nil {
 		return waits, err
 	}
-	if err := c.checkImages(); err != nil {
+	if err := cmp.Or(c.checkImages(), c.spec.FilesErr); err != nil {
 		return false, err
 	}
-	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.driver.OpenPort); err != nil {
+	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.host.OpenPort); err != nil {
 		return false, err
 	}
-	on, err := c.driver.FindPlatform(ctx, c.inst.MachineType)
+	on, err := c.host.FindPlatform(ctx, c.inst.MachineType)
 	if err != nil {
 		return false, err
 	}
 	want := instance.DemandOf(c.inst, c.spec, on.Accelerator)
 	want.Freed = c.inst.Settings.MemoryBytes + memory.OverheadOf(c.inst.Accelerator)
-	return false, instance.ContractError(c.driver.Memory.Check(want, c.driver.FindRoom))
+	return false, instance.ContractError(c.host.Memory.Check(want, c.host.FindRoom))
 }
 
 // refusedImage returns the image of a spec as refused if the root disk stands on another
 // one. What the guest wrote is on top of that image, and unusable on top of any other.
 func (c *convergence) refusedImage() *driver.Refused {
 	requested := c.inst.ImageOf(c.spec)
-	if !c.inst.KeepsRoot(c.spec) || c.driver.Images.IsSame(c.inst.Root.Image, requested) {
+	if !c.inst.KeepsRoot(c.spec) || c.host.Images.IsSame(c.inst.Root.Image, requested) {
 		return nil
 	}
 	return &driver.Refused{Field: instance.RootField, Reason: driver.ReasonImageImmutable, Message: fmt.Sprintf(

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// wantError checks kind, reason and text of an error.
+// wantError checks the kind, the reason and the text of an error.
 func wantError(t testing.TB, err, kind error, says ...string) {
 	t.Helper()
 	for _, k := range []error{driver.ErrNotFound, driver.ErrInvalid, driver.ErrUnsupported, driver.ErrRetry, driver.ErrExhausted, driver.ErrUnavailable, driver.ErrFenced} {
@@ -40,13 +40,13 @@ func wantError(t testing.TB, err, kind error, says ...string) {
 	}
 }
 
-// leavesNothing checks that a server which could not be made does not exist. A
+// leavesNothing checks that a server that could not be created does not exist. A
 // notification for it may be written at this moment.
 func leavesNothing(t *testing.T, d *Driver) {
 	t.Helper()
 	for _, sub := range []string{instance.VMsDir, "tmp"} {
 		assert.Eventually(t, "nothing is in "+sub, func(testing.TB) error {
-			left, err := os.ReadDir(d.StateDir.Path(sub))
+			left, err := os.ReadDir(d.Host.StateDir.Path(sub))
 			if err == nil && len(left) != 0 {
 				err = fmt.Errorf("left behind: %v", left)
 			}
@@ -81,11 +81,11 @@ func TestBadImages(t *testing.T) {
 		"none":             {"", driver.ErrInvalid, []string{"spec.image.source is empty"}},
 		"no path":          {"images/A", driver.ErrInvalid, []string{`"images/A"`, "container image", "absolute path"}},
 		"another form":     {"ftp://x/y.img", driver.ErrInvalid, []string{"absolute path"}},
-		"dots":             {e.images + "/../images/boot-A0.img", driver.ErrInvalid, []string{"without .."}},
+		"dots":             {e.images + "/../images/boot-A0.img", driver.ErrInvalid, []string{"must not contain //"}},
 		"outside":          {outside, driver.ErrInvalid, []string{"images may be in", e.images}},
 		"a link out":       {link, driver.ErrRetry, []string{missing, "escapes"}},
 		"missing":          {filepath.Join(e.images, "none.img"), driver.ErrRetry, []string{missing, "no such file"}},
-		"a folder":         {e.images + "/.", driver.ErrInvalid, []string{"without .., ."}},
+		"a folder":         {e.images + "/.", driver.ErrInvalid, []string{"must not contain //"}},
 		"the folder":       {e.images, driver.ErrRetry, []string{missing, "not a regular file"}},
 		"a socket":         {socket, driver.ErrRetry, []string{missing}},
 		"text":             {file("text.img", strings.Repeat("text\n", 512)), driver.ErrRetry, []string{missing, "not a disk image"}},
@@ -155,8 +155,8 @@ func TestSizes(t *testing.T) {
 	refuses(t, d, tooMuch, driver.ErrExhausted)
 }
 
-// TestStopOfWhatIsInvalid checks that a spec which no machine can satisfy starts none and
-// keeps none on.
+// TestStopOfWhatIsInvalid checks that a spec that no machine can satisfy starts no machine, and that
+// a running machine with this spec can be stopped.
 func TestStopOfWhatIsInvalid(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -195,26 +195,26 @@ func TestPortTaken(t *testing.T) {
 		{Name: "dns", Protocol: "UDP", Port: 53},
 	}
 	refuses(t, d, spec, driver.ErrRetry, "ports[1] (web)", "address already in use", driver.ReasonPortConflict)
-	assert.True(t, d.InstanceOf(spec.UID).Machine.PID() == 0, "a machine runs")
+	assert.True(t, d.Host.InstanceOf(spec.UID).Machine.PID() == 0, "a machine runs")
 	assert.NoError(t, listener.Close())
 	reach(t, d, spec, driver.StateRunning)
 }
 
-// TestStartCutOff acts as controllers that were killed while they started a machine:
-// before there was a QEMU, and before the guest was resumed.
+// TestStartCutOff simulates controllers that were killed while they started a machine:
+// before QEMU was started, and before the guest was resumed.
 func TestStartCutOff(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	pid := h.Machine.PID()
 	assert.NoError(t, h.Machine.Execute(t.Context(), "stop", nil, nil))
 	assert.NoError(t, os.Remove(h.Machine.File(machine.PIDFile)))
 	rewind(t, h)
 	next := e.open(t)
 	listed := listAnswering(t, next)
-	if len(listed) != 1 || listed[0].State != driver.StatePaused { // which makes a controller continue the start
+	if len(listed) != 1 || listed[0].State != driver.StatePaused { // so that a controller continues the start
 		t.Errorf("a machine that waits to be resumed is %+v", listed)
 	}
 	adopted := reach(t, next, spec, driver.StateRunning)
@@ -238,18 +238,18 @@ func rewind(t *testing.T, h *instance.Instance) {
 	assert.NoError(t, r.Save())
 }
 
-// TestStopOfWhatStarts checks that a guest which was not resumed yet is not booted only
-// to be stopped.
+// TestStopOfWhatStarts checks that a guest that was not resumed yet is not booted just to be
+// stopped.
 func TestStopOfWhatStarts(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	s := pause(t, d, spec)
-	rewind(t, d.InstanceOf(spec.UID))
+	rewind(t, d.Host.InstanceOf(spec.UID))
 	spec.Power = driver.PowerOff
 	stopped := ensure(t, d, spec)
 	assert.True(t, stopped.State == driver.StateStopped && stopped.Run == s.Run && stopped.Exit == nil, "it is %+v", stopped)
-	printed, err := os.ReadFile(d.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile))
+	printed, err := os.ReadFile(d.Host.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile))
 	assert.True(t, err == nil && len(printed) == 0, "the guest printed %q, %v", printed, err)
 }
 
@@ -260,9 +260,9 @@ func TestRunsOnce(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	lock, err := d.InstanceOf(spec.UID).Machine.ClaimRun()
+	lock, err := d.Host.InstanceOf(spec.UID).Machine.ClaimRun()
 	assert.NoError(t, err)
-	_, err = d.InstanceOf(spec.UID).Machine.ClaimRun()
+	_, err = d.Host.InstanceOf(spec.UID).Machine.ClaimRun()
 	assert.True(t, errors.Is(instance.ContractError(err), driver.ErrRetry), "the run lock is given out twice: %v", err)
 	assert.NoError(t, lock.Close())
 }
@@ -280,7 +280,7 @@ func TestDirectoryRemoved(t *testing.T) {
 	} {
 		spec := e.spec()
 		reach(t, d, spec, driver.StateRunning)
-		h := d.InstanceOf(spec.UID)
+		h := d.Host.InstanceOf(spec.UID)
 		pid := h.Machine.PID()
 		assert.NoError(t, os.RemoveAll(h.Machine.Path))
 		next(spec)
@@ -298,7 +298,7 @@ func TestLockReplaced(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	for _, name := range []string{machine.RunLockFile, instance.RootDiskFile} {
 		content := framework.ReadFile(t, h.Machine.File(name))
 		assert.NoError(t, errors.Join(os.Remove(h.Machine.File(name)), os.WriteFile(h.Machine.File(name), []byte(content), 0o600)))
@@ -311,7 +311,7 @@ func TestLockReplaced(t *testing.T) {
 }
 
 // TestRemovedWithoutLock checks that a machine which lost its run lock while it ran ends
-// before its server is removed or released: nothing would know of it after that.
+// before its server is removed or released: afterwards no record of the machine exists.
 func TestRemovedWithoutLock(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -321,7 +321,7 @@ func TestRemovedWithoutLock(t *testing.T) {
 			d := e.open(t)
 			spec := e.spec()
 			reach(t, d, spec, driver.StateRunning)
-			h := d.InstanceOf(spec.UID)
+			h := d.Host.InstanceOf(spec.UID)
 			pid := h.Machine.PID()
 			assert.NoError(t, os.Remove(h.Machine.File(machine.RunLockFile)))
 			assert.NoError(t, d.Delete(t.Context(), spec.Target, retain))
@@ -330,14 +330,14 @@ func TestRemovedWithoutLock(t *testing.T) {
 	}
 }
 
-// TestDiskOfNoRecord checks that a disk which holds data, and which the record lost, is
-// not overwritten. One that an interrupted call left is.
+// TestDiskOfNoRecord checks that a disk with data that the record has lost is not overwritten,
+// but that a disk of an interrupted call is.
 func TestDiskOfNoRecord(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	lose := func() *instance.Instance {
 		t.Helper()
 		r, err := h.Load()
@@ -356,8 +356,8 @@ func TestDiskOfNoRecord(t *testing.T) {
 	boots(t, d, spec, "drover guest 2 A")
 }
 
-// TestExitsUnsupervised checks that a later controller, and one that watched, knows how a
-// guest ended.
+// TestExitsUnsupervised checks that a controller knows how a guest ended, whether the
+// controller watched the end or started later.
 func TestExitsUnsupervised(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
@@ -374,7 +374,7 @@ func TestExitsUnsupervised(t *testing.T) {
 				keepWatching(t, d)
 			}
 			if say == "" {
-				assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+				assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 			} else {
 				e.sendText(t, s, say)
 			}
@@ -382,7 +382,7 @@ func TestExitsUnsupervised(t *testing.T) {
 			assert.True(t, end.Code == want.Code && end.Reason == want.Reason && !end.At.IsZero(),
 				"watched %v, said %q: it ended with %+v, want %+v", watched, say, end, want)
 			if watched {
-				waitStopped(t, d.InstanceOf(spec.UID))
+				waitStopped(t, d.Host.InstanceOf(spec.UID))
 			}
 			again := waitExit(t, e.open(t), spec.UID)
 			assert.True(t, again.Code == end.Code && again.Reason == end.Reason && again.At.Equal(end.At), "the end was %+v and is %+v", end, again)
@@ -434,10 +434,10 @@ func TestStopTooEarly(t *testing.T) {
 	assert.True(t, end.Code == 0, "it ended with %+v", end)
 }
 
-// fails returns a QEMU that tells what it is, and does something else in place of a start.
+// fails returns a fake QEMU that prints its version, but runs a script in place of a start.
 func fails(t *testing.T, does string) string {
 	t.Helper()
-	return framework.QEMUScript(t, "case $1 in "+framework.QEMUAsked+" *) "+does+";; esac")
+	return framework.QEMUScript(t, "case $1 in "+framework.QEMUQueryCases+" *) "+does+";; esac")
 }
 
 func TestPrograms(t *testing.T) {
@@ -445,8 +445,8 @@ func TestPrograms(t *testing.T) {
 	e := newEngine(t)
 	for name, c := range map[string]struct{ binary, says string }{
 		"missing":  {"qemu-of-nowhere", "is not installed"},
-		"too old":  {framework.QEMUScript(t, "echo QEMU emulator version 5.2.0"), "it is version 5.2, and 6.2 or newer is needed"},
-		"silent":   {framework.QEMUScript(t, "true"), "does not print its version"},
+		"too old":  {framework.QEMUScript(t, "echo QEMU emulator version 5.2.0"), "is version 5.2, and 6.2 or newer is needed"},
+		"silent":   {framework.QEMUScript(t, "true"), "in place of its version"},
 		"failing":  {framework.QEMUScript(t, "exit 1"), "exit status 1"},
 		"no QEMU":  {"/etc/passwd", "permission denied"},
 		"the real": {DefaultBinary, ""},
@@ -486,7 +486,7 @@ func TestQEMUFails(t *testing.T) {
 		refuses(t, d, spec, c.kind, c.says)
 		s := listed(t, d, spec)
 		assert.True(t, s.State == driver.StateStopped && s.Run == "" && s.Exit == nil, "it is %+v", s)
-		left, err := filepath.Glob(d.StateDir.Path(exits.Dir, string(spec.UID)+".*"))
+		left, err := filepath.Glob(d.Host.StateDir.Path(exits.Dir, string(spec.UID)+".*"))
 		assert.True(t, err == nil && len(left) == 0, "the start has left %q, %v", left, err)
 	}
 }

@@ -45,7 +45,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
 	fs.Var(sizeFlag{&o.OutputBound}, "qemu-log-max-size", "qemu: how much output of a container image's command is kept, of standard output and of standard error each; the oldest goes")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: program that runs a machine; every user must be able to execute it if Drover is root")
-	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, initramfs, kernel.json and image.tar; empty means the folder guest beside this program")
+	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, its modules, initramfs, kernel.json and image.tar; empty means the folder guest beside this program")
 	fs.StringVar(&o.User, "qemu-user", o.User, "qemu: user that machines run as if Drover is root; with --qemu-uid-range they have its group alone. Otherwise machines run as Drover's user")
 	fs.StringVar(&o.UserIDs, "qemu-uid-range", o.UserIDs, "qemu: unused user IDs of this host, as FIRST-LAST, of which each machine gets one if Drover is root; empty means that all run as --qemu-user")
 	fs.StringVar(&o.JournalFile, "qemu-journal", o.JournalFile, "qemu: file to which every change of a machine is appended as a line of JSON, for tests; empty means none")

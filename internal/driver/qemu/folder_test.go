@@ -32,7 +32,7 @@ func TestBrokenRecord(t *testing.T) {
 	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	path := d.InstanceOf(spec.UID).Machine.File(instance.RecordFile)
+	path := d.Host.InstanceOf(spec.UID).Machine.File(instance.RecordFile)
 	content := framework.ReadFile(t, path)
 	for name, broken := range map[string]string{"nonsense": "{", "empty": "", "no one's": `{"format": 1}`} {
 		assert.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
@@ -44,7 +44,7 @@ func TestBrokenRecord(t *testing.T) {
 	}
 	assert.NoError(t, os.Remove(path))
 	wantBroken(t, d, spec, "none", driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	wantBroken(t, d, spec, "none and off", driver.StateStopped)
 	assert.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	end := waitExit(t, d, spec.UID)
@@ -60,7 +60,7 @@ func TestUnreadRecord(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	for cause, c := range map[error]struct {
 		broken, remove bool
 	}{
@@ -93,8 +93,8 @@ func TestCopiedFolder(t *testing.T) {
 	e, d := newDriver(t)
 	spec, other := e.spec(), e.spec()
 	off(t, d, spec)
-	copied := d.InstanceOf(other.UID)
-	assert.NoError(t, os.CopyFS(copied.Machine.Path, os.DirFS(d.InstanceOf(spec.UID).Machine.Path)))
+	copied := d.Host.InstanceOf(other.UID)
+	assert.NoError(t, os.CopyFS(copied.Machine.Path, os.DirFS(d.Host.InstanceOf(spec.UID).Machine.Path)))
 	servers, err := d.List(t.Context())
 	assert.NoError(t, err)
 	met := map[types.UID]driver.Server{}
@@ -121,14 +121,14 @@ func wantBroken(t *testing.T, d *Driver, spec driver.ServerSpec, name string, st
 	servers, err := d.List(t.Context())
 	assert.NoError(t, err)
 	assert.Require(t, len(servers) == 1 && servers[0].UID == spec.UID && servers[0].ID == "" && servers[0].State == state, "%s: List reports %+v", name, servers)
-	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.InstanceOf(spec.UID).Machine.Path)
+	wantError(t, driver.Errorf(driver.ErrRetry, "%w", servers[0].Err), driver.ErrRetry, "repair", d.Host.InstanceOf(spec.UID).Machine.Path)
 	assert.ErrorIs(t, name+": Usage says", assert.ErrorOf(d.Usage(t.Context(), spec.UID)), nil)
 	refuses(t, d, spec, driver.ErrRetry, "repair")
 	wantError(t, assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{})), driver.ErrRetry, "repair")
 	for _, retain := range []bool{false, true} {
 		wantError(t, d.Delete(t.Context(), spec.Target, retain), driver.ErrRetry, "repair")
 	}
-	on, err := d.InstanceOf(spec.UID).Machine.IsRunning()
+	on, err := d.Host.InstanceOf(spec.UID).Machine.IsRunning()
 	assert.True(t, on == (state == driver.StateRunning) && err == nil, "%s: it runs: %v, %v", name, on, err)
 }
 
@@ -142,7 +142,7 @@ func TestBrokenEnd(t *testing.T) {
 	e.sendText(t, s, "x")
 	end := waitExit(t, d, spec.UID)
 	assert.True(t, end.Reason == "Completed", "it ended with %+v", end)
-	ends, err := filepath.Glob(d.StateDir.Path(exits.Dir, "*"))
+	ends, err := filepath.Glob(d.Host.StateDir.Path(exits.Dir, "*"))
 	assert.Require(t, err == nil && len(ends) == 1, "the ends are %q, %v", ends, err)
 	for _, broken := range []string{"", "{", "{}", "null"} {
 		assert.NoError(t, os.WriteFile(ends[0], []byte(broken), 0o600))
@@ -154,21 +154,21 @@ func TestBrokenEnd(t *testing.T) {
 	off(t, d, spec)
 }
 
-// TestReleaseHalfDone checks that a server which cannot be put aside still exists.
+// TestReleaseHalfDone checks that a released server still exists if its directory cannot be moved.
 func TestReleaseHalfDone(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	s := off(t, d, spec)
-	inTheWay := d.RetainedPath(spec.UID, s.ID)
+	inTheWay := d.Host.RetainedPath(spec.UID, s.ID)
 	assert.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
 	for range 2 { // the first marks it, the second finds it marked
-		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "aside")
+		wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrRetry, "moving the directory")
 	}
-	refuses(t, d, spec, driver.ErrRetry, "aside")
+	refuses(t, d, spec, driver.ErrRetry, "moving the directory")
 	assert.NoError(t, os.RemoveAll(inTheWay))
 	wantError(t, d.Delete(t.Context(), spec.Target, true), driver.ErrNotFound)
-	assert.True(t, !d.InstanceAt(inTheWay).IsGone(), "it is not among the released")
+	assert.True(t, !d.Host.InstanceAt(inTheWay).IsGone(), "it is not among the released")
 }
 
 // TestStrayBehindALink checks that the machine is found if its path is not the one that
@@ -181,7 +181,7 @@ func TestStrayBehindALink(t *testing.T) {
 	d := e.open(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	pid := h.Machine.PID()
 	assert.NoError(t, os.RemoveAll(h.Machine.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
@@ -198,7 +198,7 @@ func TestRestoredFolder(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	backup, former := inst.Machine.Path+".backup", filepath.Join(t.TempDir(), string(spec.UID))
 	assert.NoError(t, exec.CommandContext(t.Context(), "cp", "--archive", inst.Machine.Path, backup).Run())
 	reach(t, d, spec, driver.StateRunning)
@@ -286,7 +286,7 @@ func TestOneUnreadable(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	reach(t, d, other, driver.StateRunning)
 	was := reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	assert.NoError(t, h.Machine.Kill(t.Context()))
 	waitExit(t, e.open(t), spec.UID) // which is not reported to d
 	r, err := h.Load()

@@ -58,7 +58,7 @@ func (e *engine) removeServers(t *testing.T) {
 		}
 		gone(t, d, driver.ServerSpec{Target: driver.Target{UID: s.UID}})
 		for _, sub := range []string{instance.VMsDir, exits.Dir, "locks"} {
-			if left, err := filepath.Glob(d.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
+			if left, err := filepath.Glob(d.Host.StateDir.Path(sub, string(s.UID)+"*")); err != nil || len(left) > 0 {
 				t.Errorf("of server %s is left %q, %v", s.UID, left, err)
 			}
 		}
@@ -190,7 +190,7 @@ func (s stateError) Error() string { return "it is " + string(s.State) + ": " + 
 func boots(t *testing.T, d *Driver, spec driver.ServerSpec, text string) driver.Server {
 	t.Helper()
 	s := reach(t, d, spec, driver.StateRunning)
-	waitPrinted(t, d.InstanceOf(spec.UID), text)
+	waitPrinted(t, d.Host.InstanceOf(spec.UID), text)
 	return s
 }
 

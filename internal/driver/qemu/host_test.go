@@ -55,14 +55,14 @@ func TestPromised(t *testing.T) {
 	spec.MemoryBytes = 512 << 20
 	s := reach(t, d, spec, driver.StateRunning)
 	off(t, d, e.spec())
-	have, err := d.FindRoom()
+	have, err := d.Host.FindRoom()
 	assert.NoError(t, err)
 	n := have.Promised[s.ID]
 	assert.True(t, len(have.Promised) == 1 && n > 0 && n < spec.MemoryBytes+memory.OverheadTCG && have.Available > 0, "there is %+v", have)
-	used := d.InstanceOf(spec.UID).Supervisor().MemoryBytes()
+	used := d.Host.InstanceOf(spec.UID).Supervisor().MemoryBytes()
 	assert.True(t, used >= 1<<20 && used <= control.EdgeMemoryBytes, "an idle supervisor has %d bytes", used)
 	// Nothing is set aside for it any more, beside what it was promised.
-	err = d.Memory.Check(memory.Demand{Guest: 1 << 62}, d.FindRoom)
+	err = d.Host.Memory.Check(memory.Demand{Guest: 1 << 62}, d.Host.FindRoom)
 	shortage, ok := errors.AsType[*memory.ShortageError](err)
 	assert.True(t, ok && shortage.Promised < spec.MemoryBytes+memory.OverheadTCG, "set aside are %+v", err)
 }
@@ -74,10 +74,10 @@ func TestProcessHidden(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	s := off(t, d, spec)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	held, err := h.Machine.ClaimRun()
 	assert.NoError(t, err)
-	promised, err := d.PromisedMemory()
+	promised, err := d.Host.PromisedMemory()
 	assert.NoError(t, err)
 	assert.True(t, len(promised) == 1 && promised[s.ID] == spec.MemoryBytes+memory.OverheadTCG, "promised are %v", promised)
 	soon, cancel := context.WithTimeout(t.Context(), proc.PollEvery)
@@ -110,17 +110,17 @@ func TestReserveIsKept(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	o := e.options()
-	figures, err := proc.ReadFigures("/proc/meminfo")
+	figures, err := proc.ReadStats("/proc/meminfo")
 	assert.NoError(t, err)
 	o.ReserveMemory = fmt.Sprint(figures["MemTotal"])
 	d := openWith(t, o)
 	spec := e.spec()
 	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU and its supervisor", "on the host (besides "+kit.FormatMegabytes(figures["MemTotal"])+" that --qemu-reserve-memory keeps)")
 
-	d.ReservedOf = func(int64) int64 { return 0 }
-	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
+	d.Host.ReservedOf = func(int64) int64 { return 0 }
+	d.Host.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
 	refuses(t, d, spec, driver.ErrExhausted, "available "+kit.FormatMegabytes(spec.MemoryBytes+memory.OverheadTCG-1)+" below the memory limit of /some/group", "below the memory limit of /some/group")
-	d.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
+	d.Host.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
 	reach(t, d, spec, driver.StateRunning)
 }
 
@@ -140,7 +140,7 @@ func TestFraction(t *testing.T) {
 	} else {
 		wantFile(t, filepath.Join(group, "cpu.cfs_quota_us"), "30000")
 	}
-	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.InstanceOf(spec.UID).Machine.PID()))
+	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.Host.InstanceOf(spec.UID).Machine.PID()))
 	e.sendText(t, s, "b")
 	assert.Eventually(t, "the kernel holds it back", func(testing.TB) error {
 		stat, err := os.ReadFile(filepath.Join(group, "cpu.stat"))
@@ -155,9 +155,9 @@ func TestFraction(t *testing.T) {
 	reach(t, d, off, driver.StateStopped)
 	isGone(t, group)
 	reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, os.RemoveAll(d.InstanceOf(spec.UID).Machine.Path))
+	assert.NoError(t, os.RemoveAll(d.Host.InstanceOf(spec.UID).Machine.Path))
 	assert.ErrorIs(t, "the run lacks a group", assert.ErrorOf(os.Stat(group)), nil)
 	gone(t, d, spec)
 	isGone(t, group)
@@ -206,7 +206,7 @@ func TestNoGroups(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := e.open(t)
-			d.FindGroups = find
+			d.Host.FindGroups = find
 			spec := e.spec()
 			spec.CPUMilli = 500
 			const want = "spec.resource.cpu: 500m is rounded up to 1000m"
@@ -225,10 +225,10 @@ func TestMoreCPUsThanTheHost(t *testing.T) {
 	_, d := newDriver(t)
 	host := int64(runtime.NumCPU()) * 1000
 	spec := driver.ServerSpec{CPUMilli: host + 1}
-	wantError(t, (&convergence{driver: d, spec: spec, inst: &instance.Instance{}}).checkNewSizes(), driver.ErrExhausted, fmt.Sprintf("spec.resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
+	wantError(t, (&convergence{driver: d, host: d.Host, spec: spec, inst: &instance.Instance{}}).checkNewSizes(), driver.ErrExhausted, fmt.Sprintf("spec.resource.cpu: needed %dm, and the host has %d CPUs", host+1, host/1000))
 	had := &instance.Instance{}
 	had.Settings.CPUMilli = spec.CPUMilli
-	assert.NoError(t, (&convergence{driver: d, spec: spec, inst: had}).checkNewSizes())
+	assert.NoError(t, (&convergence{driver: d, host: d.Host, spec: spec, inst: had}).checkNewSizes())
 	spec.CPUMilli = host
-	assert.NoError(t, (&convergence{driver: d, spec: spec, inst: &instance.Instance{}}).checkNewSizes())
+	assert.NoError(t, (&convergence{driver: d, host: d.Host, spec: spec, inst: &instance.Instance{}}).checkNewSizes())
 }

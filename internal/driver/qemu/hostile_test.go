@@ -33,7 +33,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// stateFile says which process a machine's supervisor is.
+// stateFile records which process is a machine's supervisor.
 const stateFile = "supervisor.json"
 
 // startedSupervisor has the fields that tests change in stateFile.
@@ -45,22 +45,22 @@ type startedSupervisor struct {
 	Boot       string `json:"boot"`
 }
 
-// liar stands in the place of a machine's supervisor, whose token it knows.
+// liar replaces a machine's supervisor, whose token it knows.
 type liar struct {
 	process *exec.Cmd
 	answer  atomic.Pointer[http.HandlerFunc]
 }
 
-// says sets what it answers from now on.
+// says sets the answer of the liar from now on.
 func (l *liar) says(answer http.HandlerFunc) { l.answer.Store(&answer) }
 
-// hasEnded reports whether it was ended.
+// hasEnded reports whether the liar was ended.
 func (l *liar) hasEnded() bool {
 	_, err := os.Stat(proc.Path(l.process.Process.Pid, "exe"))
 	return err != nil
 }
 
-// replaceByLiar ends the supervisor of a machine, and puts a liar in its place, which may let go of the lock.
+// replaceByLiar ends the supervisor of a machine and replaces it by a liar, which may release the lock.
 func replaceByLiar(t *testing.T, h *instance.Instance, hasLock bool) *liar {
 	t.Helper()
 	signalSupervisor(t, h, syscall.SIGKILL)
@@ -71,7 +71,7 @@ func replaceByLiar(t *testing.T, h *instance.Instance, hasLock bool) *liar {
 	})
 	l := &liar{process: exec.CommandContext(context.WithoutCancel(t.Context()), "/bin/sh", "-c", "read line", "-machine", string(h.UID))}
 	l.process.Dir, l.process.ExtraFiles = h.Machine.Path, []*os.File{lock}
-	input, err := l.process.StdinPipe() // it ends with its input
+	input, err := l.process.StdinPipe() // the process ends when its input is closed
 	assert.NoError(t, errors.Join(err, l.process.Start(), os.Remove(h.Machine.File("supervisor.sock"))))
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = l.process.Wait() }()
@@ -90,7 +90,7 @@ func replaceByLiar(t *testing.T, h *instance.Instance, hasLock bool) *liar {
 	return l
 }
 
-// never does not answer.
+// never never answers.
 func never(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 
 // text answers each call with a text.
@@ -98,7 +98,7 @@ func text(s string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, s) }
 }
 
-// endless answers with a text again and again.
+// endless answers with a text that is repeated without end.
 func endless(s string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		for {
@@ -129,7 +129,7 @@ func TestLyingSupervisor(t *testing.T) {
 	honest, lied := e.spec(), e.spec()
 	reach(t, d, honest, driver.StateRunning)
 	reach(t, d, lied, driver.StateRunning)
-	h := d.InstanceOf(lied.UID)
+	h := d.Host.InstanceOf(lied.UID)
 	l := replaceByLiar(t, h, true)
 	status := func(more string) http.HandlerFunc {
 		return text(`{"state":"running","accelerator":"tcg",` + more + `}`)
@@ -175,18 +175,18 @@ func TestLyingSupervisor(t *testing.T) {
 	assert.True(t, l.hasEnded(), "the liar outlives its machine")
 }
 
-// TestFalseEnd checks that a machine is ended whose supervisor says that its guest has, and does not make QEMU quit.
+// TestFalseEnd checks that a machine is ended if its supervisor says that the guest has ended, but does not end QEMU.
 func TestFalseEnd(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	l := replaceByLiar(t, d.InstanceOf(spec.UID), true)
+	l := replaceByLiar(t, d.Host.InstanceOf(spec.UID), true)
 	l.says(text(`{"state":"running","runState":"shutdown"}`))
 	spec.Power, spec.StopBy = driver.PowerOff, time.Now()
 	s := reach(t, d, spec, driver.StateStopped)
 	assert.True(t, s.Exit != nil && s.Exit.Reason == machine.EndCompleted && !s.Exit.At.IsZero(), "it ended with %+v", s.Exit)
-	waitStopped(t, d.InstanceOf(spec.UID))
+	waitStopped(t, d.Host.InstanceOf(spec.UID))
 }
 
 // TestLyingRecord checks that a record of an end with any content is an end that can be, the same each time, and that
@@ -197,10 +197,10 @@ func TestLyingRecord(t *testing.T) {
 	spec, other := e.spec(), e.spec()
 	off(t, d, other)
 	s := reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	waitExit(t, d, spec.UID)
-	path := d.StateDir.Path(exits.Dir, string(spec.UID)+"."+s.ID+"."+s.Run+".end")
-	secret := d.StateDir.Path("secret")
+	path := d.Host.StateDir.Path(exits.Dir, string(spec.UID)+"."+s.ID+"."+s.Run+".end")
+	secret := d.Host.StateDir.Path("secret")
 	record := func(text string) []byte { return fmt.Appendf(nil, "%x %s\n", sha256.Sum256([]byte(text)), text) }
 	assert.NoError(t, os.WriteFile(secret, record(`{"reason":"Completed"}`), 0o600))
 	write := func(content []byte) func() error {
@@ -221,7 +221,7 @@ func TestLyingRecord(t *testing.T) {
 		"a pipe":           {func() error { return syscall.Mkfifo(path, 0o600) }, true, ""},
 		"a link to itself": {func() error { return os.Symlink(path, path) }, true, ""},
 	} {
-		d.Exits.RemoveAll(spec.UID, "")
+		d.Host.Exits.RemoveAll(spec.UID, "")
 		assert.NoError(t, c.make())
 		first := listOf(t, d)
 		got, again := first[spec.UID], listOf(t, d)[spec.UID]
@@ -236,8 +236,8 @@ func TestLyingRecord(t *testing.T) {
 	}
 }
 
-// TestLiarsAreEnded checks that a supervisor which does not answer is gone with its machine, and that one which lets
-// go of its lock is gone before another is started, also where it was not written down which process it is.
+// TestLiarsAreEnded checks that a supervisor which does not answer ends with its machine. A supervisor that releases its
+// lock ends before another supervisor is started, even if its process is not recorded.
 func TestLiarsAreEnded(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -253,7 +253,7 @@ func TestLiarsAreEnded(t *testing.T) {
 				return
 			}
 			l = letLie(t, d, reached, c.hasLock, c.isUnknown)
-			next, err := d.InstanceOf(reached.UID).Supervisor().Reach(t.Context())
+			next, err := d.Host.InstanceOf(reached.UID).Supervisor().Reach(t.Context())
 			assert.NoError(t, err)
 			assert.True(t, l.hasEnded(), "there are two supervisors")
 			assert.NoError(t, assert.ErrorOf(next.Status(t.Context())))
@@ -261,11 +261,11 @@ func TestLiarsAreEnded(t *testing.T) {
 	}
 }
 
-// letLie runs a machine whose supervisor is a liar that does not answer. It may be unknown which process that is.
+// letLie runs a machine whose supervisor is a liar that does not answer, and whose process may be unknown.
 func letLie(t *testing.T, d *Driver, spec driver.ServerSpec, hasLock, isUnknown bool) *liar {
 	t.Helper()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	l := replaceByLiar(t, h, hasLock)
 	l.says(never)
 	if isUnknown {
@@ -281,7 +281,7 @@ func TestHeldLock(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	l := replaceByLiar(t, h, false)
 	l.says(text(`{"state":"running"}`))
 	held, err := h.Machine.TryLock(supervisorLock)
@@ -302,11 +302,11 @@ func TestInterruptedSpawn(t *testing.T) {
 	replaced, deleted := e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{replaced, deleted} {
 		reach(t, d, spec, driver.StateRunning)
-		h := d.InstanceOf(spec.UID)
+		h := d.Host.InstanceOf(spec.UID)
 		signalSupervisor(t, h, syscall.SIGSTOP)
 		framework.EditJSON(t, h.Machine.File(stateFile), func(s *startedSupervisor) { s.PID, s.StartTicks = 0, 0 })
 	}
-	c, err := d.InstanceOf(replaced.UID).Supervisor().Reach(t.Context())
+	c, err := d.Host.InstanceOf(replaced.UID).Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
 	assert.NoError(t, assert.ErrorOf(c.Status(t.Context())))
 	n := supervisorsOf(replaced.UID)
@@ -323,7 +323,7 @@ func TestUserIsFound(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	run := reach(t, d, spec, driver.StateRunning).Run
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	user := proc.UserID(h.Machine.PID())
 	signalSupervisor(t, h, syscall.SIGKILL)
 	assert.NoError(t, os.Remove(h.Machine.File(machine.StartedFile)))
@@ -359,7 +359,7 @@ func TestOneSupervisor(t *testing.T) {
 	var reached atomic.Int64
 	for n := range callers {
 		calling.Go(func() {
-			h := drivers[n%len(drivers)].InstanceOf(spec.UID)
+			h := drivers[n%len(drivers)].Host.InstanceOf(spec.UID)
 			for {
 				select {
 				case <-stop:
@@ -440,7 +440,7 @@ func TestFloodedWatch(t *testing.T) {
 			spec, other := e.spec(), e.spec()
 			reach(t, d, spec, driver.StateRunning)
 			off(t, d, other)
-			l := replaceByLiar(t, d.InstanceOf(spec.UID), true)
+			l := replaceByLiar(t, d.Host.InstanceOf(spec.UID), true)
 			l.says(answer)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -448,7 +448,7 @@ func TestFloodedWatch(t *testing.T) {
 			assert.NoError(t, err)
 			seen := map[types.UID]int{}
 			for seen[other.UID] < 200 { // long enough to see a machine that is looked at again and again
-				d.Notify(other.UID)
+				d.Host.Notify(other.UID)
 				for uid := types.UID(""); uid != other.UID; seen[uid]++ {
 					uid = <-changes
 				}

@@ -21,11 +21,11 @@ import (
 // else an image that is always to be fetched would be fetched twice. What the server has kept is not fetched.
 func (c *convergence) fetchImages(ctx context.Context) (waits bool, err error) {
 	if c.inst.ID != "" {
-		if err := c.driver.Disks.KeepOnly(c.inst.Machine.Path, c.inst.Disks()...); err != nil {
-			return false, c.driver.StateDir.Explain(err)
+		if err := c.host.Disks.KeepOnly(c.inst.Machine.Path, c.inst.Disks()...); err != nil {
+			return false, c.host.StateDir.Explain(err)
 		}
 	}
-	return c.driver.Images.FetchMissing(ctx, c.spec, c.requiredImages())
+	return c.host.Images.FetchMissing(ctx, c.spec, c.requiredImages())
 }
 
 // requiredImages returns the remote images that a server's next run needs: as the spec
@@ -57,16 +57,16 @@ func (c *convergence) rootImage() image.Ref {
 	switch {
 	case !c.inst.KeepsRoot(c.spec):
 		return requested
-	case c.driver.Images.IsSame(have, requested):
+	case c.host.Images.IsSame(have, requested):
 		have.Ref = requested
 	}
 	return have.FetchedRef()
 }
 
-// defaultImage returns the image of a server whose spec names none. One that names another kernel
-// does not want the built-in image.
+// defaultImage returns the image of a server whose spec names no image. The built-in image is not
+// used if the spec names a kernel.
 func (d *Driver) defaultImage(spec driver.ServerSpec) image.Ref {
-	named := image.ParseRef(d.Image, "")
+	named := image.ParseRef(d.options.Image, "")
 	if named.Source.Kind == source.BuiltIn && spec.Image.Kernel != nil {
 		return image.Ref{}
 	}
@@ -77,7 +77,7 @@ func (d *Driver) defaultImage(spec driver.ServerSpec) image.Ref {
 // such an image stay in use, whatever the flag was then.
 func (c *convergence) checkNewImages() error {
 	for _, i := range c.requiredImages() {
-		if c.driver.Images.Sources.IsUnchecked(i.Ref) && !c.driver.UncheckedImages {
+		if c.host.Images.Sources.IsUnchecked(i.Ref) && !c.driver.options.UncheckedImages {
 			return driver.Errorf(driver.ErrInvalid,
 				"%s.checksum is empty: an image from a web server, or of a tag from a registry by plain HTTP, needs one, sha256: and 64 digits, unless Drover is started with --qemu-unchecked-images", i.Field)
 		}
@@ -89,7 +89,7 @@ func (c *convergence) checkNewImages() error {
 // in use, whatever the catalogue has now.
 func (c *convergence) checkCloudImages() error {
 	if c.inst.Root.Size == 0 {
-		if err := c.driver.Disks.CheckCloud(instance.WantedRoot(c.spec, c.rootImage())); err != nil {
+		if err := c.host.Disks.CheckCloud(instance.WantedRoot(c.spec, c.rootImage())); err != nil {
 			return err
 		}
 	}
@@ -97,7 +97,7 @@ func (c *convergence) checkCloudImages() error {
 		if _, made := c.inst.Volumes[v.Name]; made {
 			continue
 		}
-		if err := c.driver.Disks.CheckCloud(instance.WantedVolume(i, v)); err != nil {
+		if err := c.host.Disks.CheckCloud(instance.WantedVolume(i, v)); err != nil {
 			return err
 		}
 	}
@@ -107,7 +107,7 @@ func (c *convergence) checkCloudImages() error {
 // checkImages checks that everything the next run is made of is available, and makes
 // nothing.
 func (c *convergence) checkImages() error {
-	if err := c.driver.Disks.CheckKernel(c.spec); err != nil {
+	if err := c.host.Disks.CheckKernel(c.spec); err != nil {
 		return err
 	}
 	if err := c.checkRoot(); err != nil {
@@ -115,9 +115,9 @@ func (c *convergence) checkImages() error {
 	}
 	for i, v := range c.spec.Volumes {
 		have, made := c.inst.Volumes[v.Name]
-		err := c.driver.Disks.CheckImage(instance.VolumeField(i), have)
+		err := c.host.Disks.CheckImage(instance.VolumeField(i), have)
 		if !made && v.Image != nil {
-			_, err = c.driver.Disks.FindImage(instance.WantedVolume(i, v))
+			_, err = c.host.Disks.FindImage(instance.WantedVolume(i, v))
 		}
 		if err != nil {
 			return err
@@ -133,9 +133,9 @@ func (c *convergence) checkRoot() error {
 	var err error
 	switch {
 	case !c.inst.NeedsRoot(c.spec):
-		err = c.driver.Disks.CheckImage(instance.RootField, c.inst.Root)
+		err = c.host.Disks.CheckImage(instance.RootField, c.inst.Root)
 	case requested.Source.Kind != source.None || c.spec.Image.Kernel == nil:
-		next, err = c.driver.Disks.FindImage(instance.WantedRoot(c.spec, requested))
+		next, err = c.host.Disks.FindImage(instance.WantedRoot(c.spec, requested))
 	}
 	if err != nil {
 		return err

@@ -100,7 +100,7 @@ func TestSameImage(t *testing.T) {
 	}
 }
 
-// TestSameFile checks that the two forms of a file's name mean one image.
+// TestSameFile checks that both forms of a file's name mean the same image.
 func TestSameFile(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -112,22 +112,22 @@ func TestSameFile(t *testing.T) {
 	restart(t, d, spec, "drover guest 2 A")
 }
 
-// off stops a machine, or makes one that is off.
+// off stops a machine, or creates one that is off.
 func off(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	spec.Power = driver.PowerOff
 	return reach(t, d, spec, driver.StateStopped)
 }
 
-// pause pauses a machine, or makes one whose guest has yet to boot.
+// pause pauses a machine, or creates one whose guest has not booted yet.
 func pause(t *testing.T, d driver.Driver, spec driver.ServerSpec) driver.Server {
 	t.Helper()
 	spec.Power = driver.PowerPaused
 	return reach(t, d, spec, driver.StatePaused)
 }
 
-// TestImageRestored checks that an image which was restored by copying it with its times
-// is the one that the disk was made on.
+// TestImageRestored checks that an image that was restored as a copy with the same times still counts
+// as the base of the disk.
 func TestImageRestored(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -154,7 +154,7 @@ func TestCacheRemoved(t *testing.T) {
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: e.web(t) + "/boot-B0.img"}}}
 	boots(t, d, spec, "drover guest 1 A")
 	off(t, d, spec)
-	assert.NoError(t, os.RemoveAll(d.StateDir.Path(cacheDir)))
+	assert.NoError(t, os.RemoveAll(d.Host.StateDir.Path(cacheDir)))
 	assert.NoError(t, os.Rename(e.plain, e.plain+".old"))
 	assert.NoError(t, os.Link(e.other, e.plain))
 	// A web server distinguishes files of the same size by their time only.
@@ -168,29 +168,29 @@ func TestCacheRemoved(t *testing.T) {
 		for _, kept := range d.keptBy(t, spec) {
 			assert.NoError(t, os.Remove(kept))
 		}
-		assert.NoError(t, os.RemoveAll(d.StateDir.Path(cacheDir)))
+		assert.NoError(t, os.RemoveAll(d.Host.StateDir.Path(cacheDir)))
 	}
 	forget()
 	wantError(t, d.waitFor(t, spec), driver.ErrRetry, "its checksum is "+checksumOf(t, e.other), driver.ReasonImageUnavailable)
-	wantError(t, d.waitFor(t, never), driver.ErrRetry, "not among those that were fetched", driver.ReasonImageUnavailable)
+	wantError(t, d.waitFor(t, never), driver.ErrRetry, "was not fetched before", driver.ReasonImageUnavailable)
 
 	assert.NoError(t, os.Rename(e.plain+".old", e.plain))
 	boots(t, d, spec, "drover guest 3 A")
 	off(t, d, spec)
-	path, exists := d.Images.Path(disks.RefOf(spec.Image))
+	path, exists := d.Host.Images.Path(disks.RefOf(spec.Image))
 	if !exists || len(d.keptBy(t, spec)) != 2 {
 		t.Fatalf("the image is in the store: %v; and the machine has %q", exists, d.keptBy(t, spec))
 	}
 	assert.NoError(t, errors.Join(os.Chmod(path, 0o600), os.Truncate(path, 512))) // of the machine's, too
-	refuses(t, d, spec, driver.ErrRetry, "cut off or changed in "+path, driver.ReasonImageUnavailable)
+	refuses(t, d, spec, driver.ErrRetry, "truncated or changed in "+path, driver.ReasonImageUnavailable)
 	assert.NoError(t, os.Remove(path))
 	boots(t, d, spec, "drover guest 4 A")
 }
 
-// keptBy returns what a machine has of the store.
+// keptBy returns the files of the store that a machine uses.
 func (d *Driver) keptBy(t *testing.T, spec driver.ServerSpec) []string {
 	t.Helper()
-	all, err := filepath.Glob(d.InstanceOf(spec.UID).Machine.File("*"))
+	all, err := filepath.Glob(d.Host.InstanceOf(spec.UID).Machine.File("*"))
 	assert.NoError(t, err)
 	return slices.DeleteFunc(all, func(path string) bool { return !image.IsStored(filepath.Base(path)) })
 }
@@ -337,7 +337,7 @@ func TestRestartFetchesFirst(t *testing.T) {
 		}
 		return err
 	})
-	waitPrinted(t, d.InstanceOf(spec.UID), "drover guest 2 A")
+	waitPrinted(t, d.Host.InstanceOf(spec.UID), "drover guest 2 A")
 	n := asked.Load()
 	assert.True(t, n == 1, "it was fetched %d times", n)
 }
@@ -389,8 +389,8 @@ func listed(t *testing.T, d *Driver, spec driver.ServerSpec) driver.Server {
 	return all[0]
 }
 
-// TestRegistryStalls checks that a registry which stops answering ends the fetch, and
-// that nothing of it is left.
+// TestRegistryStalls checks that a fetch ends if the registry stops answering, and that no files of
+// the fetch are left.
 func TestRegistryStalls(t *testing.T) {
 	t.Parallel()
 	for name, part := range map[string]string{"ping": "/v2/", "index": "/manifests/", "layer": "/blobs/", "layer that is converted": "/blobs/"} {
@@ -499,8 +499,8 @@ func TestUncheckedImage(t *testing.T) {
 	refuses(t, strict, changed, driver.ErrInvalid, "volumes[0].source.image.checksum is empty")
 }
 
-// TestCache checks that an image stays while any disk stands on it, including that of a
-// machine which is off, released or another cluster's.
+// TestCache checks that an image is kept while any disk is based on it, including disks of machines
+// that are off, released, or of another cluster.
 func TestCache(t *testing.T) {
 	t.Parallel()
 	assert.ErrorSays(t, "another folder", assert.ErrorOf(folder.Open(t.TempDir(), clock.RealClock{})), "is not a folder of the qemu driver")
@@ -539,7 +539,7 @@ func TestCache(t *testing.T) {
 	assert.True(t, err == nil && len(removed) == 1 && removed[0].Sources[0] == web+"/boot-S1.img", "it removed %+v, %v", removed, err)
 	wantUsers(t, c, "/boot-A0.img default/root", "/boot-B0.img default/volume")
 
-	record := d.InstanceOf(specs["volume"].UID).Machine.File(instance.RecordFile)
+	record := d.Host.InstanceOf(specs["volume"].UID).Machine.File(instance.RecordFile)
 	content := framework.ReadFile(t, record)
 	assert.NoError(t, os.WriteFile(record, []byte("{"), 0o600))
 	assert.ErrorSays(t, "beside a server that cannot be read", assert.ErrorOf(c.PruneImages(t.Context())), "repair "+record)
@@ -569,7 +569,7 @@ func TestOpenFolderCreatesNothing(t *testing.T) {
 	}
 }
 
-// tree returns all that is below a folder.
+// tree returns the paths of all files below a folder.
 func tree(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string

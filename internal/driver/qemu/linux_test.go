@@ -54,7 +54,7 @@ func (e *engine) linuxSpec(t *testing.T) driver.ServerSpec {
 	guest := framework.BuildLinuxGuest(t, e.images)
 	spec := e.spec()
 	spec.MemoryBytes = 256 << 20
-	spec.Image = driver.Image{Kernel: &driver.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 drover=a,b\"c"}}
+	spec.Image = driver.Image{Kernel: &driver.Kernel{Source: guest.Kernel, Initrd: guest.Initrd, Cmdline: framework.GuestCmdline + " drover=a,b\"c"}}
 	return spec
 }
 
@@ -111,7 +111,7 @@ func (g *linuxGuest) tryAsk(t testing.TB, path string) (string, error) {
 // address returns the address that the guest has.
 func (g *linuxGuest) address(t *testing.T) netip.Prefix {
 	t.Helper()
-	inst, err := g.d.InstanceOf(g.spec.UID).Load()
+	inst, err := g.d.Host.InstanceOf(g.spec.UID).Load()
 	assert.NoError(t, err)
 	return inst.Address
 }
@@ -187,7 +187,7 @@ func checkReport(t *testing.T, r *guestReport) {
 // checkFileSystems checks that a guest unmounts its file system when its host shuts down, which a
 // machine that is killed does not allow.
 func (g *linuxGuest) checkFileSystems(t *testing.T) {
-	printed := framework.ReadFile(t, g.d.InstanceOf(g.spec.UID).Machine.File(machine.SerialLogFile))
+	printed := framework.ReadFile(t, g.d.Host.InstanceOf(g.spec.UID).Machine.File(machine.SerialLogFile))
 	var found []string
 	for _, state := range regexp.MustCompile(`its file system was ([a-z ]+)`).FindAllStringSubmatch(printed, -1) {
 		found = append(found, state[1])
@@ -227,7 +227,7 @@ func TestKernelFilesInOrder(t *testing.T) {
 	spec := e.spec()
 	spec.Image.Kernel = &driver.Kernel{Source: e.images + "/no-kernel", Initrd: e.images + "/no-initrd"}
 	for range 20 {
-		wantError(t, d.Disks.CheckKernel(spec), driver.ErrRetry, "no-kernel: no such file")
+		wantError(t, d.Host.Disks.CheckKernel(spec), driver.ErrRetry, "no-kernel: no such file")
 	}
 }
 
@@ -268,7 +268,7 @@ func (g *linuxGuest) checkSeed(t *testing.T, seed map[string]string) {
 	assert.NoError(t, json.Unmarshal([]byte(seed["meta-data"]), &meta))
 	assert.True(t, meta["instance-id"] == string(g.spec.UID) && meta["local-hostname"] == "test-vm" && meta["public-keys"].([]any)[0] == g.spec.SSHKeys[0],
 		"the guest found the meta-data %v", meta)
-	info, err := os.Stat(g.d.InstanceOf(g.spec.UID).Machine.File(machine.SeedFile))
+	info, err := os.Stat(g.d.Host.InstanceOf(g.spec.UID).Machine.File(machine.SeedFile))
 	assert.True(t, err == nil && info.Mode().Perm() == 0o600, "the disk's mode is %v, %v", info.Mode(), err)
 	g.spec.UserData, g.spec.NetworkData, g.spec.SSHKeys = driver.NewSecret("other"), driver.Secret{}, nil
 	waiting := reach(t, g.d, g.spec, driver.StateRunning)
@@ -309,7 +309,7 @@ func TestVolumeStays(t *testing.T) {
 	assert.True(t, slices.Equal(waiting.Pending, []string{"volumes"}), "pending are %v", waiting.Pending)
 	spec.RestartRun, spec.StopBy = first.Run, time.Now()
 	reach(t, d, spec, driver.StateRunning)
-	assert.ErrorIs(t, "a volume that is not named for a while", assert.ErrorOf(os.Stat(d.InstanceOf(spec.UID).Machine.File(instance.VolumeFile("data")))), nil)
+	assert.ErrorIs(t, "a volume that is not named for a while", assert.ErrorOf(os.Stat(d.Host.InstanceOf(spec.UID).Machine.File(instance.VolumeFile("data")))), nil)
 }
 
 func TestBadVolumes(t *testing.T) {
@@ -328,7 +328,7 @@ func TestBadVolumes(t *testing.T) {
 		"nowhere": {
 			[]driver.Volume{{Name: "x", SizeBytes: 1 << 20}, {Name: "y", SizeBytes: 1 << 20, Image: &driver.Image{Source: "nginx"}}},
 			driver.ErrInvalid,
-			`spec.volumes[1].source.image.source is "nginx": it must be the absolute path of a file, or file:// before one, or begin with cloud://, http://`,
+			`spec.volumes[1].source.image.source is "nginx": it must be the absolute path of a file, with or without the prefix file://, or begin with cloud://, http://`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -380,7 +380,7 @@ func limitMemory(t *testing.T, pid int, bytes int) bool {
 // after its next start.
 func (g *linuxGuest) runOutOfMemory(t *testing.T) {
 	t.Helper()
-	if pid := g.d.InstanceOf(g.spec.UID).Machine.PID(); limitMemory(t, pid, 32<<20) {
+	if pid := g.d.Host.InstanceOf(g.spec.UID).Machine.PID(); limitMemory(t, pid, 32<<20) {
 		_, err := g.tryAsk(t, "/eat?mib=120")
 		assert.True(t, err != nil, "the guest has got more memory than there is")
 	} else {
@@ -408,7 +408,7 @@ func (g *linuxGuest) checkMemory(t *testing.T) {
 			return assert.ErrorUnless(used != 0 && (used > eaten) == (mib > 0), "it uses %d MiB", used>>20)
 		})
 	}
-	process, err := proc.ReadUsage(g.d.InstanceOf(g.spec.UID).Machine.PID())
+	process, err := proc.ReadUsage(g.d.Host.InstanceOf(g.spec.UID).Machine.PID())
 	assert.NoError(t, err)
 	assert.True(t, process.MemoryBytes >= eaten, "QEMU itself gave memory back, so that this test shows nothing: it has %d MiB", process.MemoryBytes>>20)
 }

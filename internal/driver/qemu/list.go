@@ -21,7 +21,7 @@ import (
 // maxConcurrent is how many servers are observed concurrently.
 const maxConcurrent = 16
 
-// List returns the servers of the UIDs, or all where none is named.
+// List returns the servers with the given UIDs, or all servers if no UID is given.
 func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, error) {
 	return d.fetches.AddTo(func() ([]driver.Server, error) {
 		found, err := d.observeServers(ctx, uids)
@@ -29,7 +29,7 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 			return nil, err
 		}
 		if len(uids) == 0 {
-			d.ForgetMissing(found)
+			d.Host.ForgetMissing(found)
 		}
 		servers := make([]driver.Server, len(found))
 		for n, s := range found {
@@ -39,15 +39,15 @@ func (d *Driver) List(ctx context.Context, uids ...types.UID) ([]driver.Server, 
 	}, uids...)
 }
 
-// observeServers observes this cluster's servers: those of the UIDs, or all where none is
-// named, including the released ones. A server whose record is broken may belong to any
-// cluster, so it is included.
+// observeServers observes this cluster's servers with the given UIDs, or all of its servers
+// if no UID is given. It includes released servers, and servers with a broken record, which
+// may belong to any cluster.
 func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*instance.Instance, error) {
-	instances, err := d.listInstances(ctx, uids)
+	instances, err := listInstances(ctx, d.Host, uids)
 	if err != nil {
 		return nil, err
 	}
-	all, err := d.observeEach(ctx, instances)
+	all, err := observeEach(ctx, instances)
 	if err != nil {
 		return nil, driver.Errorf(driver.ErrUnavailable, "%w", err)
 	}
@@ -55,7 +55,7 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 	var ours []*instance.Instance
 	places := map[driver.Target]int{}
 	for _, s := range all {
-		if (s.ClusterID != "" && s.ClusterID != d.ClusterID) || (named && s.Retained) {
+		if (s.ClusterID != "" && s.ClusterID != d.Host.ClusterID) || (named && s.Retained) {
 			continue
 		}
 		// A server that was released in between is found twice.
@@ -67,27 +67,27 @@ func (d *Driver) observeServers(ctx context.Context, uids []types.UID) ([]*insta
 		places[who] = len(ours)
 		ours = append(ours, s)
 	}
-	return ours, d.StateDir.Reach() // which may have gone meanwhile
+	return ours, d.Host.StateDir.Reach() // which may have gone meanwhile
 }
 
 // listInstances returns the servers that have a directory, of the UIDs or all. The released
 // ones are last, so that a server that is being released is found in at least one place.
-func (d *Driver) listInstances(ctx context.Context, uids []types.UID) ([]*instance.Instance, error) {
+func listInstances(ctx context.Context, host *instance.Host, uids []types.UID) ([]*instance.Instance, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
-	if err := d.StateDir.Reach(); err != nil {
+	if err := host.StateDir.Reach(); err != nil {
 		return nil, err
 	}
 	if len(uids) > 0 {
-		return d.InstancesOf(uids)
+		return host.InstancesOf(uids)
 	}
-	return d.AllInstances()
+	return host.AllInstances()
 }
 
 // observeEach observes servers, and leaves out those that are gone meanwhile. A broken
 // server does not prevent the others from being listed.
-func (d *Driver) observeEach(ctx context.Context, instances []*instance.Instance) ([]*instance.Instance, error) {
+func observeEach(ctx context.Context, instances []*instance.Instance) ([]*instance.Instance, error) {
 	servers, errs := kit.Each(ctx, maxConcurrent, instances, func(inst *instance.Instance) (*instance.Instance, error) {
 		return inst.ObserveWithin(ctx, instance.ListQueryWithin)
 	})

@@ -40,14 +40,14 @@ func TestLogs(t *testing.T) {
 	log.WaitForText(t, "drover guest 2 A\r\n")
 	all, _ := log.Now()
 
-	cutLog(t, d.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile), 10)
+	cutLog(t, d.Host.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile), 10)
 	e.printWord(t, listed(t, d, spec), "zy")
 	log.WaitForText(t, "2 A\r\nzy")
 	for o, want := range map[driver.LogOptions]string{{}: "zy", {Previous: true, Follow: true}: all[len(all)-10:]} {
 		got, err := io.ReadAll(openLog(t, d, spec, o))
 		assert.True(t, err == nil && string(got) == want, "with %+v the log is %q, %v, want %q", o, got, err, want)
 	}
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	log.WaitForEnd(t, io.EOF)
 }
 
@@ -68,13 +68,13 @@ func cutLog(t *testing.T, path string, most int64) {
 func TestLogsStaySmall(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
-	d.LogBound = smallLogs
+	d.Host.LogBound = smallLogs
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	c, err := d.Console(t.Context(), spec.UID)
 	assert.NoError(t, err)
 	shown := streams.ReadAll(t, c)
-	log := d.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile)
+	log := d.Host.InstanceOf(spec.UID).Machine.File(machine.SerialLogFile)
 	prints := func(letter string, n int64) {
 		t.Helper()
 		assert.NoError(t, assert.ErrorOf(c.Write(bytes.Repeat([]byte(letter), int(n)))))

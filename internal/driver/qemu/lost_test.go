@@ -30,7 +30,7 @@ func TestSupervisorKilledAfterRecord(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	signalSupervisor(t, h, syscall.SIGSTOP)
 	assert.NoError(t, h.Machine.Execute(t.Context(), "system_powerdown", nil, nil))
 	assert.Eventually(t, "the guest has shut down", func(t testing.TB) error {
@@ -51,7 +51,7 @@ func TestSupervisorKilledAfterRecord(t *testing.T) {
 // recordEnd records an end as a supervisor does, of another kind than the next one would record.
 func recordEnd(t *testing.T, d *Driver, h *instance.Instance) {
 	t.Helper()
-	records, err := filepath.Glob(d.StateDir.Path(exits.Dir, string(h.UID)+".*.end"))
+	records, err := filepath.Glob(d.Host.StateDir.Path(exits.Dir, string(h.UID)+".*.end"))
 	assert.Require(t, err == nil && len(records) == 1, "the records are %v, %v", records, err)
 	f, err := os.OpenFile(records[0], os.O_WRONLY, 0)
 	assert.NoError(t, err)
@@ -73,7 +73,7 @@ func TestStopOfNextSupervisor(t *testing.T) {
 			boots(t, d, spec, "drover guest 1 S")
 			spec.Power, spec.StopBy = driver.PowerOff, time.Now().Add(3*time.Second)
 			ensure(t, d, spec)
-			h := d.InstanceOf(spec.UID)
+			h := d.Host.InstanceOf(spec.UID)
 			if isSilent {
 				assert.NoError(t, syscall.Kill(h.Machine.PID(), syscall.SIGSTOP))
 			}
@@ -115,7 +115,7 @@ func TestConsoleOfKilledSupervisor(t *testing.T) {
 	assert.NoError(t, assert.ErrorOf(console.Write([]byte("z"))))
 	reads := streams.ReadAll(t, console)
 	reads.WaitForText(t, "z")
-	signalSupervisor(t, d.InstanceOf(spec.UID), syscall.SIGKILL)
+	signalSupervisor(t, d.Host.InstanceOf(spec.UID), syscall.SIGKILL)
 	assert.Eventually(t, "the console ends", func(testing.TB) error {
 		_, err := reads.Now()
 		switch {
@@ -140,10 +140,10 @@ func TestSupervisorKilledAtFault(t *testing.T) {
 	t.Parallel()
 	const quota, failures = 122, 6
 	e := newEngine(t)
-	d := e.openBinary(t, framework.FailingDisk(t, quota, failures))
+	d := e.openBinary(t, framework.FailingDiskScript(t, quota, failures))
 	spec := e.spec()
 	s := waitsForDisk(t, d, spec)
-	replaceSupervisor(t, d.InstanceOf(spec.UID))
+	replaceSupervisor(t, d.Host.InstanceOf(spec.UID))
 	assert.Eventually(t, "the next one says what the guest waits for", func(t testing.TB) error {
 		if err := refusesToResume(t, d, spec); !errors.Is(err, driver.ErrExhausted) {
 			return err

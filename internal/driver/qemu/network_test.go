@@ -67,7 +67,7 @@ func TestNetwork(t *testing.T) {
 	assert.NoError(t, err)
 	a, b, c := e.networkGuest(t, d, "ns", "a"), e.networkGuest(t, d, "ns", "b"), e.networkGuest(t, d, "other", "c")
 	for _, g := range []*networkGuest{a, b, c} {
-		waitPrinted(t, g.d.InstanceOf(g.spec.UID), "drover linux guest 1 is up")
+		waitPrinted(t, g.d.Host.InstanceOf(g.spec.UID), "drover linux guest 1 is up")
 		assert.Eventually(t, g.name+" answers", func(t testing.TB) error { return probe(t, d, g.spec, 80) })
 	}
 	addressOf := func(g *networkGuest) string { return g.address(t).Addr().String() }
@@ -122,8 +122,8 @@ func TestNetwork(t *testing.T) {
 func checkReplacement(t *testing.T, now *testingclock.FakeClock, a, b *networkGuest) {
 	t.Helper()
 	broken := b.download(t)
-	before := supervisorOf(t, b.d.InstanceOf(b.spec.UID)).PID
-	signalSupervisor(t, b.d.InstanceOf(b.spec.UID), unix.SIGKILL)
+	before := supervisorOf(t, b.d.Host.InstanceOf(b.spec.UID)).PID
+	signalSupervisor(t, b.d.Host.InstanceOf(b.spec.UID), unix.SIGKILL)
 	<-broken
 	began := now.Now()
 	for what, try := range map[string]func(t testing.TB) (string, error){
@@ -138,7 +138,7 @@ func checkReplacement(t *testing.T, now *testingclock.FakeClock, a, b *networkGu
 	}
 	took := now.Since(began)
 	assert.True(t, took < instance.SuperviseEvery, "b has its network after %s", took)
-	after := supervisorOf(t, b.d.InstanceOf(b.spec.UID)).PID
+	after := supervisorOf(t, b.d.Host.InstanceOf(b.spec.UID)).PID
 	assert.True(t, after != before, "the supervisor is still process %d", after)
 	s := reach(t, b.d, b.spec, driver.StateRunning)
 	assert.True(t, s.Run == b.server.Run, "b is %+v, and was in run %s", s, b.server.Run)
@@ -303,7 +303,7 @@ func withBroker(t *testing.T, d *Driver, do func(pid int)) {
 	found := 0
 	for _, pid := range proc.IDs() {
 		dir, err := os.Readlink(proc.Path(pid, "cwd"))
-		if err == nil && dir == d.Broker.Folder.Path {
+		if err == nil && dir == d.Host.Broker.Folder.Path {
 			user, _, err := proc.UserOf(pid)
 			assert.NoError(t, err)
 			assert.True(t, user != 0 && (!confine.FiltersCalls() || isFiltered(t, pid)), "the broker is not confined: it has the user %d", user)

@@ -67,7 +67,7 @@ func TestContainerOutputIsWhole(t *testing.T) {
 	began := time.Now()
 	go func() {
 		c.prints(t, "\n100000\n")
-		signalSupervisor(t, c.d.InstanceOf(c.spec.UID), syscall.SIGKILL)
+		signalSupervisor(t, c.d.Host.InstanceOf(c.spec.UID), syscall.SIGKILL)
 	}()
 	got, err := readSplit(t, followed)
 	t.Logf("%d bytes in %s", got[0].Len(), time.Since(began))
@@ -113,7 +113,7 @@ func TestContainerOutputIsHeldBack(t *testing.T) {
 	}
 	attached, follower := attach(0), openLog(t, c.d, c.spec, driver.LogOptions{Follow: true})
 	c.exec(t, false, "", "touch /dev/shm/go")
-	path := c.d.InstanceOf(c.spec.UID).Machine.File(output.FileNames[output.Stdout])
+	path := c.d.Host.InstanceOf(c.spec.UID).Machine.File(output.FileNames[output.Stdout])
 	assert.Eventually(t, "the output stops", func(t testing.TB) error {
 		before := sizeOf(t, path)
 		time.Sleep(time.Second) // nothing shows that nothing comes
@@ -153,7 +153,8 @@ func TestContainerOutputOnFullDisk(t *testing.T) {
 	c.spec.Args, c.spec.RootDiskBytes = []string{fmt.Sprint(last)}, 256<<20
 	reach(t, c.d, c.spec, driver.StateRunning)
 	keepWatching(t, c.d)
-	c.exec(t, false, "", "true") // it has booted, and no longer writes to its disk
+	_, code := c.exec(t, false, "", "sync") // a guest that writes to a full disk is paused
+	assert.Equal(t, "the exit code of sync", code, 0)
 	e.fill(t)
 	c.exec(t, false, "", "touch /dev/shm/go")
 	c.prints(t, "printed\n")
@@ -162,7 +163,7 @@ func TestContainerOutputOnFullDisk(t *testing.T) {
 	want := numbers(last)
 	got := kept[0].Bytes()
 	assert.True(t, len(got) >= 64<<10 && len(got) < len(want) && bytes.HasSuffix(want, got), "kept are %d bytes, which end with %q", len(got), got[max(0, len(got)-40):])
-	process, err := procfs.NewProc(c.d.InstanceOf(c.spec.UID).Machine.PID())
+	process, err := procfs.NewProc(c.d.Host.InstanceOf(c.spec.UID).Machine.PID())
 	assert.NoError(t, err)
 	before, err := process.Stat()
 	assert.NoError(t, err)
@@ -171,4 +172,30 @@ func TestContainerOutputOnFullDisk(t *testing.T) {
 	assert.NoError(t, err)
 	used := after.CPUTime() - before.CPUTime()
 	assert.True(t, used < 1, "QEMU has used %.2f s of CPU time in 2 s", used)
+}
+
+// TestInputOfKilledSupervisor checks that the input of a command stays open when its supervisor is killed, and that a console
+// which typed learns of that.
+func TestInputOfKilledSupervisor(t *testing.T) {
+	t.Parallel()
+	tier.Full(t, "it takes a boot; the gate has two consoles that type to a command one after the other")
+	c := newContainer(t, v1.Config{Entrypoint: []string{"/bin/cat"}})
+	c.spec.Stdin, c.spec.RestartPolicy = true, driver.RestartNever
+	reach(t, c.d, c.spec, driver.StateRunning)
+	before, err := c.d.Console(t.Context(), c.spec.UID)
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(before.Write([]byte("before\n"))))
+	c.prints(t, "before\n")
+	replaceSupervisor(t, c.d.Host.InstanceOf(c.spec.UID))
+	assert.Eventually(t, "the console ends", func(testing.TB) error {
+		return assert.ErrorUnless(assert.ErrorOf(before.Write([]byte("x"))) != nil, "it takes what is typed")
+	})
+	after, err := c.d.Console(t.Context(), c.spec.UID)
+	assert.NoError(t, err)
+	assert.NoError(t, assert.ErrorOf(after.Write([]byte("after\n"))))
+	c.prints(t, "before\nafter\n")
+	input, ok := after.(driver.InputConsole)
+	assert.Require(t, ok, "the console is a %T", after)
+	assert.NoError(t, input.CloseWrite())
+	c.wantExit(t, 0, "Completed")
 }

@@ -142,7 +142,7 @@ func TestCheckHostIP(t *testing.T) {
 		"::1": driver.ErrUnsupported, "::": driver.ErrUnsupported, "::ffff:127.0.0.1": driver.ErrUnsupported,
 		"127.0.0.1,x": driver.ErrUnsupported, "224.0.0.1": driver.ErrInvalid, "255.255.255.255": driver.ErrInvalid,
 	} {
-		err := checkForAnyMachine(driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostIP: ip}}})
+		err := checkSatisfiable(driver.ServerSpec{Ports: []driver.Port{{Port: 80, HostIP: ip}}})
 		if want == nil {
 			assert.NoError(t, err)
 			continue
@@ -157,7 +157,7 @@ func TestPortsAfterLostCall(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	signalSupervisor(t, inst, syscall.SIGSTOP)
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80}}
 	if _, err := d.Ensure(t.Context(), spec); err == nil {
@@ -179,7 +179,7 @@ func TestPortLost(t *testing.T) {
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "a", Protocol: "TCP", Port: 80}, {Name: "b", Protocol: "TCP", Port: 81}, {Name: "c", Protocol: "UDP", Port: 53}}
 	first := reach(t, d, spec, driver.StateRunning)
-	signalSupervisor(t, d.InstanceOf(spec.UID), syscall.SIGKILL)
+	signalSupervisor(t, d.Host.InstanceOf(spec.UID), syscall.SIGKILL)
 	var thief net.Listener
 	assert.Eventually(t, "the supervisor gives its ports up", func(testing.TB) (err error) {
 		thief, err = (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf(":%d", first.Ports[0].HostPort))
@@ -216,7 +216,7 @@ func TestHostIP(t *testing.T) {
 	spec := e.spec()
 	spec.Ports = []driver.Port{{Name: "http", Protocol: "TCP", Port: 80, HostIP: "127.0.0.2"}}
 	s := reach(t, d, spec, driver.StateRunning)
-	record, err := d.InstanceOf(spec.UID).Load()
+	record, err := d.Host.InstanceOf(spec.UID).Load()
 	assert.NoError(t, err)
 	port, own := s.Ports[0].HostPort, record.Address.Addr().String()
 	want := []driver.Port{{Protocol: "TCP", Port: 80, HostPort: port, HostIP: "127.0.0.2"}}

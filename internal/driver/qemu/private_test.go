@@ -75,11 +75,11 @@ func TestRefusedImageHidesSecrets(t *testing.T) {
 		return "https://user:" + secret + "@" + host + "/a.img?signature=" + secret
 	}
 	for _, c := range []struct{ checksum, path string }{{"", ""}, {"sha256:" + strings.Repeat("0", 64), "/x/sha256-" + strings.Repeat("1", 64)}} {
-		s := d.InstanceOf(e.spec().UID)
+		s := d.Host.InstanceOf(e.spec().UID)
 		s.Root.Size, s.Root.Image.Source, s.Root.Image.Path = 1, source.Parse(private("old.test")), c.path
 		spec := e.spec()
 		spec.Image = driver.Image{Source: private("new.test"), Checksum: c.checksum}
-		r := (&convergence{driver: d, spec: spec, inst: s}).refusedImage()
+		r := (&convergence{driver: d, host: d.Host, spec: spec, inst: s}).refusedImage()
 		wantRefused(t, driver.Server{Refused: r}, "spec.image is https://new.test/a.img", "stands on https://old.test/a.img")
 		assert.True(t, !strings.Contains(r.Message, secret), "the secret is seen: %s", r.Message)
 	}
@@ -130,22 +130,22 @@ func TestForeignAnswers(t *testing.T) {
 		says   string
 	}{
 		"tokens from the registry":    {realm(""), "oci", "the token server gave no token"},
-		"tokens of a loopback name":   {realm("http://localhost" + port + "/loopback"), "oci", "localhost leads to a loopback address"},
-		"tokens of a loopback":        {realm("http://127.0.0.1" + port + "/literal"), "oci", "a token server that may not be asked"},
+		"tokens of a loopback name":   {realm("http://localhost" + port + "/loopback"), "oci", "localhost resolves to a loopback address"},
+		"tokens of a loopback":        {realm("http://127.0.0.1" + port + "/literal"), "oci", "a token server that is not allowed"},
 		"tokens of a number":          {realm("http://2130706433" + port + "/number"), "oci", ""},
-		"tokens of cloud metadata":    {realm("http://169.254.169.254/latest"), "oci", "a token server that may not be asked"},
+		"tokens of cloud metadata":    {realm("http://169.254.169.254/latest"), "oci", "a token server that is not allowed"},
 		"a registry that refuses":     {answers(http.StatusForbidden), "oci", "the server answered 403 Forbidden"},
 		"a registry that is not well": {answers(http.StatusNotImplemented), "oci", "the server answered 501 Not Implemented"},
 		"a registry that says it all": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }, "oci", "there is no disk"},
-		"a registry that says little": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, secret) }, "oci", "not understood"},
+		"a registry that says little": {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, secret) }, "oci", "the request failed for an unknown reason"},
 		"a web server that refuses":   {answers(http.StatusUnauthorized), "http", "the server answered 401 Unauthorized"},
 		"a web server's page":         {func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }, "http", "its checksum is"},
 		"a redirect to a loopback": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://127.0.0.1"+port+"/redirected?token="+secret, http.StatusFound)
-		}, "http", "127.0.0.1 leads to a loopback address"},
+		}, "http", "127.0.0.1 resolves to a loopback address"},
 		"a redirect of a registry": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://user:"+secret+"@127.0.0.1"+port+"/redirected?token="+secret, http.StatusFound)
-		}, "oci", "127.0.0.1 leads to a loopback address"},
+		}, "oci", "127.0.0.1 resolves to a loopback address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

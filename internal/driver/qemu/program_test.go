@@ -23,7 +23,7 @@ import (
 // commandLine returns the command line of a server's QEMU.
 func commandLine(t *testing.T, d *Driver, spec driver.ServerSpec) []string {
 	t.Helper()
-	line := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).Machine.PID(), "cmdline"))
+	line := framework.ReadFile(t, proc.Path(d.Host.InstanceOf(spec.UID).Machine.PID(), "cmdline"))
 	return strings.Split(strings.TrimSuffix(line, "\x00"), "\x00")
 }
 
@@ -38,7 +38,7 @@ func pinned(t *testing.T, d *Driver, spec driver.ServerSpec) string {
 // edit changes a server's record, to look like one of another version.
 func edit(t *testing.T, d *Driver, spec driver.ServerSpec, change func(map[string]any)) {
 	t.Helper()
-	framework.EditJSON(t, d.InstanceOf(spec.UID).Machine.File(instance.RecordFile), func(r *map[string]any) { change(*r) })
+	framework.EditJSON(t, d.Host.InstanceOf(spec.UID).Machine.File(instance.RecordFile), func(r *map[string]any) { change(*r) })
 }
 
 // older returns a QEMU whose newest machine type differs from that of the usual one.
@@ -82,7 +82,7 @@ func TestMachineTypeUnavailable(t *testing.T) {
 	spec := e.spec()
 	first := reach(t, d, spec, driver.StateRunning)
 	edit(t, d, spec, func(r map[string]any) { r["machineType"] = "pc-q35-99.9" })
-	says := []string{"made as a pc-q35-99.9", "does not know", driver.ReasonMachineTypeUnavailable}
+	says := []string{"made with machine type pc-q35-99.9", "lacks", driver.ReasonMachineTypeUnavailable}
 	restart := spec
 	restart.RestartRun = first.Run
 	refuses(t, d, restart, driver.ErrRetry, says...)
@@ -117,7 +117,7 @@ func TestOOMScore(t *testing.T) {
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
 	own := oomScore(t, os.Getpid())
-	got := oomScore(t, d.InstanceOf(spec.UID).Machine.PID())
+	got := oomScore(t, d.Host.InstanceOf(spec.UID).Machine.PID())
 	assert.True(t, got > own || own >= 1000, "its score is %d, and Drover's %d", got, own)
 }
 
@@ -129,7 +129,7 @@ func TestOutput(t *testing.T) {
 	d := e.openBinary(t, framework.QEMUScript(t, `case $1 in -nodefaults) printf '%2000s' | tr ' ' x >&2; printf 'the \033[1mlast\t words\377 of it\nand more\n' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	boots(t, d, spec, "drover guest 1 A")
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	assert.NoError(t, h.Machine.Kill(t.Context()))
 	end := waitExit(t, e.open(t), spec.UID)
 	assert.True(t, end.Reason == exits.ReasonKilled && strings.HasSuffix(end.Output, "xthe [1mlast  words of it; and more") && len(end.Output) == exits.OutputTail,
@@ -156,7 +156,7 @@ func TestFailedStartsKeepTheLog(t *testing.T) {
 	d := e.openBinary(t, framework.QEMUScript(t, `case $1 in -nodefaults) echo 'why it crashed' >&2;; esac; exec qemu-system-x86_64 "$@"`))
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	assert.NoError(t, h.Machine.Kill(t.Context()))
 	broken := e.openBinary(t, fails(t, "echo 'no start'; exit 1"))
 	waitExit(t, broken, spec.UID)

@@ -130,8 +130,8 @@ type Options struct {
 	Accel string
 	// Binary is the QEMU to run; empty means DefaultBinary.
 	Binary string
-	// MachineProgram is the program that follows each QEMU; empty means the one that is a part of this program, or
-	// drover-machine beside it.
+	// MachineProgram is the program that supervises each QEMU process. If empty, it is the program embedded in this
+	// program, or drover-machine beside this program.
 	MachineProgram string
 	// GuestKernel is the folder of the kernel that boots container images; empty means guest beside this program.
 	GuestKernel string
@@ -142,7 +142,7 @@ type Options struct {
 	// HostPorts are the host ports that machines may use, as in "80,30000-32767"; empty
 	// means all.
 	HostPorts string
-	// Network is the range of the machines' own addresses; empty means one that this host does not use.
+	// Network is the range of the machines' own addresses. If empty, it is a range that this host does not use.
 	Network string
 	// Egress is EgressAllow, which "" means too, or EgressDeny. EgressDenied are ranges that guests never reach.
 	Egress       string
@@ -165,9 +165,9 @@ type Options struct {
 
 // Driver runs servers as QEMU machines.
 type Driver struct {
-	Options
-	*instance.Host
 	*guest.Guests
+	Host    *instance.Host
+	options Options
 
 	watches   kit.Watches
 	fetches   *download.Tracker
@@ -223,25 +223,24 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	host := o.newHost(users, dir)
-	d := &Driver{Options: o, Host: host, Guests: guest.New(host), hostPorts: ports}
-	d.OpenPort, d.ReservedOf, d.GuestDir = ports.Open, reserve, o.GuestKernel
-	d.EgressPolicy, d.Host.OutputBound = egress, o.OutputBound
-	d.Addresses = &addresses.Pool{Range: network, Dir: dir.Path(instance.AddressesDir), IsGone: func(uid types.UID) bool { return d.InstanceOf(uid).IsGone() }}
-	d.fetches = &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: d.Notify}
-	d.Images = disks.NewImageStore(dir, cacheDir, o.Clock, d.fetches, sources)
-	d.Images.Convert = converter.Converter{Program: d.converterProgram, StartAs: users.StartAs}.Convert
-	d.Disks = disks.NewStore(dir.Path(instance.VMsDir), d.Images, append([]string{dir.Path(imagesDir)}, o.ImageDirs...))
-	d.reportUsers(users)
-	if err := d.Images.MakeLock(); err != nil {
+	host.OpenPort, host.ReservedOf, host.GuestDir = ports.Open, reserve, o.GuestKernel
+	host.EgressPolicy, host.OutputBound = egress, o.OutputBound
+	host.Addresses = &addresses.Pool{Range: network, Dir: dir.Path(instance.AddressesDir), IsGone: func(uid types.UID) bool { return host.InstanceOf(uid).IsGone() }}
+	fetches := &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: host.Notify}
+	host.Images = disks.NewImageStore(dir, cacheDir, o.Clock, fetches, sources)
+	host.Images.Convert = converter.Converter{Program: func() (*os.File, error) { return converterProgram(host) }, StartAs: users.StartAs}.Convert
+	host.Disks = disks.NewStore(dir.Path(instance.VMsDir), host.Images, append([]string{dir.Path(imagesDir)}, o.ImageDirs...))
+	reportUsers(o.Log, users, dir.Path())
+	if err := host.Images.MakeLock(); err != nil {
 		return nil, fmt.Errorf("the qemu driver's images: %w", err)
 	}
-	registerDiskGauges(o.Registerer, d.Host)
-	return d, nil
+	registerDiskGauges(o.Registerer, host)
+	return &Driver{Guests: guest.New(host), Host: host, options: o, fetches: fetches, hostPorts: ports}, nil
 }
 
 // converterProgram returns the program that converts container images, which is the one that follows each QEMU.
-func (d *Driver) converterProgram() (*os.File, error) {
-	p, err := d.FindSupervisor()
+func converterProgram(host *instance.Host) (*os.File, error) {
+	p, err := host.FindSupervisor()
 	if err != nil {
 		return nil, err
 	}
@@ -260,16 +259,16 @@ func guestKernelDir(named string) string {
 	return filepath.Join(filepath.Dir(program), "guest")
 }
 
-// reportUsers logs what keeps machines from being started, or makes their confinement weaker.
-func (d *Driver) reportUsers(users *launch.Users) {
+// reportUsers logs what keeps machines in a folder from being started, or makes their confinement weaker.
+func reportUsers(log logr.Logger, users *launch.Users, folder string) {
 	if err := users.Check(); err != nil {
-		d.Log.Error(err, "Machines cannot be started")
+		log.Error(err, "Machines cannot be started")
 	}
 	if !users.AreSeparate() {
-		d.Log.Info("Machines are confined in part: they run as the user of Drover", "cause", "only root can start them as others")
+		log.Info("Machines are confined in part: they run as the user of Drover", "cause", "only root can start them as others")
 	}
-	for _, exposure := range users.FindExposures(d.StateDir.Path()) {
-		d.Log.Info("Machines are confined in part: others have access", "cause", exposure)
+	for _, exposure := range users.FindExposures(folder) {
+		log.Info("Machines are confined in part: others have access", "cause", exposure)
 	}
 }
 
@@ -310,7 +309,7 @@ func (o Options) withDefaults() Options {
 // maxSocketPath is the longest path that fits into a Unix socket's address.
 const maxSocketPath = 107
 
-// checkSocketPaths rejects a folder whose sockets would have paths too long for people's
+// checkSocketPaths rejects a folder whose sockets would have paths too long for users'
 // tools. The driver itself does not depend on the limit.
 func checkSocketPaths(folder string) error {
 	longest := filepath.Join(folder, instance.VMsDir, string(uuid.NewUUID()), machine.EventsSocket)
@@ -326,8 +325,8 @@ func (d *Driver) EngineID(ctx context.Context) (string, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return "", err
 	}
-	if err := d.Program.Check(ctx); err != nil {
+	if err := d.Host.Program.Check(ctx); err != nil {
 		return "", instance.ContractError(err)
 	}
-	return d.StateDir.ID()
+	return d.Host.StateDir.ID()
 }

@@ -43,7 +43,7 @@ func TestImageStays(t *testing.T) {
 	s := reach(t, d, spec, driver.StateRunning)
 	wantRefused(t, s, "spec.image is "+e.images+"/none", "stands on "+e.plain, "put that back", "delete the VirtualMachine")
 	assert.True(t, slices.Equal(s.Pending, []string{"resource.memory"}) && s.Applied.RootDiskBytes == 4<<20, "it is %+v", s)
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	d = e.open(t)
 	s = boots(t, d, spec, "drover guest 2 A")
@@ -119,7 +119,7 @@ func TestFirstDisk(t *testing.T) {
 	s := pause(t, d, spec)
 	assert.True(t, s.Refused == nil && slices.Equal(s.Pending, []string{"image"}), "before the restart it is %+v", s)
 	off := spec
-	off.Power, off.StopBy = driver.PowerOff, d.Clock.Now()
+	off.Power, off.StopBy = driver.PowerOff, d.Host.Clock.Now()
 	reach(t, d, off, driver.StateStopped)
 	spec.Image.Kernel = nil
 	boots(t, d, spec, "drover guest 1 A")

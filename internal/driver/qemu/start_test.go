@@ -86,11 +86,11 @@ func TestStartIsPreparedOnce(t *testing.T) {
 	e := newEngine(t)
 	d, web, spec := e.openUnchecked(t), e.web(t), e.spec()
 	spec.Volumes = []driver.Volume{{Name: "data", SizeBytes: 2 << 20, Image: &driver.Image{Source: web + "/boot-B0.img"}}}
-	lock, err := d.beginChange(t.Context(), spec.Target)
+	lock, err := beginChange(t.Context(), d.Host, spec.Target)
 	assert.NoError(t, err)
 	defer lock.Release()
 	find := func() *convergence {
-		c := &convergence{driver: d, spec: spec, inst: d.InstanceOf(spec.UID)}
+		c := &convergence{driver: d, host: d.Host, spec: spec, inst: d.Host.InstanceOf(spec.UID)}
 		assert.Eventually(t, "the server is there", func(testing.TB) error { return c.findOrCreate(t.Context()) })
 		return c
 	}
@@ -102,7 +102,7 @@ func TestStartIsPreparedOnce(t *testing.T) {
 		return err
 	}
 	first, next := find(), find()
-	path, _ := d.Images.Path(disks.RefOf(*spec.Volumes[0].Image))
+	path, _ := d.Host.Images.Path(disks.RefOf(*spec.Volumes[0].Image))
 	assert.NoError(t, os.Remove(path))
 	assert.NoError(t, prepare(first))
 	assert.ErrorIs(t, "a later call", prepare(next), errFetching)

@@ -32,7 +32,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// supervisorLock is the lock of the process that follows QEMU.
+// supervisorLock is the lock of the supervisor of QEMU.
 const supervisorLock = "supervisor.lock"
 
 // waitStopped waits until a machine's QEMU has ended.
@@ -54,7 +54,7 @@ func TestSupervisorOfNextRun(t *testing.T) {
 	spec := e.spec()
 	spec.Power = driver.PowerOff
 	reach(t, d, spec, driver.StateStopped)
-	place := d.InstanceOf(spec.UID).Supervisor()
+	place := d.Host.InstanceOf(spec.UID).Supervisor()
 	place.Reload = func() (supervised.Machine, error) {
 		t.Error("it was asked for the run of no QEMU")
 		return place, errors.New("no run")
@@ -70,15 +70,15 @@ func TestRetained(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e, d := newDriver(t)
-			d.LogBound = smallLogs
+			d.Host.LogBound = smallLogs
 			spec := e.spec()
 			if c.watched {
 				keepWatching(t, d)
 			}
 			s := boots(t, d, spec, "drover guest 1 A")
-			group := e.giveGroup(t, d.InstanceOf(spec.UID))
+			group := e.giveGroup(t, d.Host.InstanceOf(spec.UID))
 			assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
-			isGone(t, d.StateDir.Path("locks", string(spec.UID)))
+			isGone(t, d.Host.StateDir.Path("locks", string(spec.UID)))
 			if !c.watched {
 				keepWatching(t, d)
 			}
@@ -103,7 +103,7 @@ func TestRetained(t *testing.T) {
 			shown := len(listed) == 1
 			assert.True(t, shown != c.killed && (!shown || (listed[0].State == driver.StateStopped && listed[0].Retained)), "listed: %+v", listed)
 			for _, sub := range []string{exits.Dir, instance.NotificationsDir} {
-				if left, err := os.ReadDir(d.StateDir.Path(sub)); err != nil || len(left) != 0 {
+				if left, err := os.ReadDir(d.Host.StateDir.Path(sub)); err != nil || len(left) != 0 {
 					t.Errorf("in %s is %v, %v", sub, left, err)
 				}
 			}
@@ -111,8 +111,8 @@ func TestRetained(t *testing.T) {
 	}
 }
 
-// giveGroup sets a control group in the record of a machine. A plain folder stands in for
-// it.
+// giveGroup sets a control group in the record of a machine. A plain folder replaces the
+// group.
 func (e *engine) giveGroup(t *testing.T, h *instance.Instance) (group string) {
 	t.Helper()
 	group = cgroup.Folder{Path: e.images}.GroupPath(string(h.UID))
@@ -131,14 +131,14 @@ func TestReleasedWhenOff(t *testing.T) {
 	e, d := newDriver(t)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	assert.NoError(t, d.InstanceOf(spec.UID).Machine.Kill(t.Context()))
+	assert.NoError(t, d.Host.InstanceOf(spec.UID).Machine.Kill(t.Context()))
 	waitExit(t, d, spec.UID)
 	assert.NoError(t, d.Delete(t.Context(), spec.Target, true))
 	listed, err := d.List(t.Context())
 	assert.NoError(t, err)
 	assert.True(t, len(listed) == 1 && listed[0].Retained && listed[0].State == driver.StateStopped, "listed: %+v", listed)
 	for _, sub := range []string{exits.Dir, "locks"} {
-		if left, err := filepath.Glob(d.StateDir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
+		if left, err := filepath.Glob(d.Host.StateDir.Path(sub, string(spec.UID)+"*")); err != nil || len(left) != 0 {
 			t.Errorf("in %s is %v, %v", sub, left, err)
 		}
 	}
@@ -170,11 +170,11 @@ func TestStandbyForgets(t *testing.T) {
 	stays, goes := e.spec(), e.spec()
 	for _, spec := range []driver.ServerSpec{stays, goes} {
 		off(t, leader, spec)
-		d.Exits.Unwritten.Store(exits.Name{UID: spec.UID}, driver.Exit{})
+		d.Host.Exits.Unwritten.Store(exits.Name{UID: spec.UID}, driver.Exit{})
 	}
 	remembered := func() map[string]int {
 		return map[string]int{
-			"reported exits": d.ReportedExits.Len(), "unwritten exits": d.Exits.Unwritten.Len(),
+			"reported exits": d.Host.ReportedExits.Len(), "unwritten exits": d.Host.Exits.Unwritten.Len(),
 		}
 	}
 	for want := range 2 {
@@ -234,12 +234,12 @@ func TestSupervisorsReplaced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e, d := newDriver(t)
-			d.LogBound = smallLogs
+			d.Host.LogBound = smallLogs
 			ends, stops, prints := e.spec(), e.spec(), e.spec()
 			runs := map[types.UID]string{}
 			for _, spec := range []driver.ServerSpec{ends, stops, prints} {
 				runs[spec.UID] = boots(t, d, spec, "drover guest 1 A").Run
-				signalSupervisor(t, d.InstanceOf(spec.UID), signal)
+				signalSupervisor(t, d.Host.InstanceOf(spec.UID), signal)
 			}
 			keepWatching(t, d)
 			for uid, run := range runs {
@@ -250,12 +250,12 @@ func TestSupervisorsReplaced(t *testing.T) {
 			stops.Power = driver.PowerOff
 			ensure(t, d, stops)
 			for _, spec := range []driver.ServerSpec{ends, stops} {
-				waitStopped(t, d.InstanceOf(spec.UID))
+				waitStopped(t, d.Host.InstanceOf(spec.UID))
 				end := waitExit(t, d, spec.UID)
 				assert.True(t, end.Code == 0, "it ended with %+v", end)
 				gone(t, d, spec)
 			}
-			fillsLog(t, d.InstanceOf(prints.UID))
+			fillsLog(t, d.Host.InstanceOf(prints.UID))
 		})
 	}
 }
@@ -269,8 +269,7 @@ func (e *engine) otherVersion(t *testing.T) Options {
 	return o
 }
 
-// waitUpgraded waits until a supervisor of another version has taken the place of one, and calls pass again and again
-// meanwhile.
+// waitUpgraded calls pass repeatedly until a supervisor of another version has replaced the present one.
 func waitUpgraded(t *testing.T, inst *instance.Instance, before supervisorState, pass func()) {
 	t.Helper()
 	assert.Eventually(t, "the supervisor is replaced", func(t testing.TB) error {
@@ -280,39 +279,39 @@ func waitUpgraded(t *testing.T, inst *instance.Instance, before supervisorState,
 	})
 }
 
-// TestNewerSupervisor checks that a driver with another drover-machine replaces the supervisors of the one before, and
-// that the one before does not take them back.
+// TestNewerSupervisor checks that a driver with another drover-machine replaces the supervisors of the previous driver,
+// and that the previous driver does not replace them in turn.
 func TestNewerSupervisor(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	keepWatching(t, d)
 	spec := e.spec()
 	run := boots(t, d, spec, "drover guest 1 A").Run
-	before := supervisorOf(t, d.InstanceOf(spec.UID))
+	before := supervisorOf(t, d.Host.InstanceOf(spec.UID))
 	keepWatching(t, openWith(t, e.otherVersion(t)))
-	waitUpgraded(t, d.InstanceOf(spec.UID), before, func() {})
-	after := supervisorOf(t, d.InstanceOf(spec.UID))
-	keepWatching(t, d) // once more, with the machines of that time
+	waitUpgraded(t, d.Host.InstanceOf(spec.UID), before, func() {})
+	after := supervisorOf(t, d.Host.InstanceOf(spec.UID))
+	keepWatching(t, d) // a second watch, for the machines that exist now
 	s := listAnswering(t, d, spec.UID)[0]
 	assert.True(t, s.Run == run && s.State == driver.StateRunning, "it is %+v, and was in run %s", s, run)
 	e.printWord(t, driver.Server{UID: spec.UID}, "zy")
-	now := supervisorOf(t, d.InstanceOf(spec.UID))
+	now := supervisorOf(t, d.Host.InstanceOf(spec.UID))
 	assert.True(t, now == after, "the supervisor is %+v, and was %+v", now, after)
 }
 
-// TestEpochOfRestoredEtcd checks that a supervisor refuses a leader whose epoch is below one that changed its
-// machine, and is replaced if the driver's folder has admitted that leader.
+// TestEpochOfRestoredEtcd checks that a supervisor refuses a leader with a lower epoch than the leader that changed its
+// machine, and is replaced if the driver's folder has admitted the refused leader.
 func TestEpochOfRestoredEtcd(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	spec.Epoch = 9
 	run := boots(t, d, spec, "drover guest 1 A").Run
-	inst, err := d.InstanceOf(spec.UID).Load()
+	inst, err := d.Host.InstanceOf(spec.UID).Load()
 	assert.NoError(t, err)
 	inst.Leader = 5
 	before := supervisorOf(t, inst)
-	assert.ErrorIs(t, "a call of a leader before", inst.Calls().Pause(t.Context()), failure.ErrFenced)
+	assert.ErrorIs(t, "a call of a leader before", inst.SupervisorCalls().Pause(t.Context()), failure.ErrFenced)
 
 	assert.NoError(t, os.RemoveAll(filepath.Join(e.dir, "epochs")))
 	spec.Epoch = 5
@@ -332,7 +331,7 @@ func TestSilence(t *testing.T) {
 	defer cancel()
 	changes, err := d.Watch(ctx)
 	assert.NoError(t, err)
-	handle, err := os.FindProcess(d.InstanceOf(spec.UID).Machine.PID())
+	handle, err := os.FindProcess(d.Host.InstanceOf(spec.UID).Machine.PID())
 	assert.NoError(t, err)
 	assert.NoError(t, handle.Signal(syscall.SIGSTOP))
 	listed, err := d.List(t.Context())
@@ -367,7 +366,7 @@ func TestWatchEndsQuietly(t *testing.T) {
 	if uid := <-changes; uid != spec.UID { // that it answers, by its new supervisor
 		t.Errorf("notified of %q", uid)
 	}
-	file := d.StateDir.Path(instance.NotificationsDir, string(spec.UID))
+	file := d.Host.StateDir.Path(instance.NotificationsDir, string(spec.UID))
 	before, err := os.Stat(file)
 	assert.NoError(t, err)
 	cancel()
@@ -386,10 +385,10 @@ func TestKilledAfterResume(t *testing.T) {
 	spec := e.spec()
 	off(t, d, spec)
 	keepWatching(t, d)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	s, err := h.Observe(t.Context())
 	assert.NoError(t, err)
-	assert.NoError(t, s.StartRun(t.Context(), spec)) // and no step after that
+	assert.NoError(t, s.StartRun(t.Context(), spec)) // and none of the steps after StartRun
 	e.sendText(t, driver.Server{UID: spec.UID}, "x")
 	waitStopped(t, h)
 }
@@ -404,7 +403,7 @@ func TestSupervisorThatEnds(t *testing.T) {
 	d := openWith(t, o)
 	spec := e.spec()
 	reach(t, d, spec, driver.StateRunning)
-	h := d.InstanceOf(spec.UID)
+	h := d.Host.InstanceOf(spec.UID)
 	end := func() {
 		assert.NoError(t, proc.Kill(t.Context(), supervisorOf(t, h).PID, func(int) bool { return true }))
 	}
@@ -438,7 +437,7 @@ func TestNotifiesOnce(t *testing.T) {
 			spec, other := e.spec(), e.spec()
 			off(t, d, spec)
 			off(t, d, other)
-			h := d.InstanceOf(spec.UID)
+			h := d.Host.InstanceOf(spec.UID)
 			record := h.Machine.File(instance.RecordFile)
 			assert.NoError(t, os.Rename(record, record+".away"))
 			assert.NoError(t, os.Link(record+".away", record))
@@ -452,7 +451,7 @@ func TestNotifiesOnce(t *testing.T) {
 			assert.NoError(t, err)
 			assert.Equal(t, "notified of", <-changes, spec.UID)
 			for range 100 { // long enough to see a notification that repeats itself
-				d.Notify(other.UID)
+				d.Host.Notify(other.UID)
 				for uid := <-changes; uid != other.UID; uid = <-changes {
 					t.Fatalf("notified of %q again", uid)
 				}

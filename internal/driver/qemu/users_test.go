@@ -27,7 +27,7 @@ import (
 // processStatus returns the lines of a machine's /proc/PID/status by their names.
 func processStatus(t *testing.T, d *Driver, spec driver.ServerSpec) map[string]string {
 	t.Helper()
-	text := framework.ReadFile(t, proc.Path(d.InstanceOf(spec.UID).Machine.PID(), "status"))
+	text := framework.ReadFile(t, proc.Path(d.Host.InstanceOf(spec.UID).Machine.PID(), "status"))
 	status := map[string]string{}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -103,7 +103,7 @@ func TestUserMissing(t *testing.T) {
 	assert.Contains(t, "the log has", strings.Join(lines, "\n"), "Machines cannot be started")
 	spec := e.spec()
 	refuses(t, d, spec, driver.ErrRetry, "user drover-missing", "useradd --system", driver.ReasonMachineUserUnavailable)
-	assert.True(t, d.InstanceOf(spec.UID).Machine.PID() == 0, "a machine runs")
+	assert.True(t, d.Host.InstanceOf(spec.UID).Machine.PID() == 0, "a machine runs")
 	s := reach(t, d, before, driver.StateRunning)
 	wantConfinement(t, s, driver.ReasonConfined)
 }
@@ -123,7 +123,7 @@ func TestUserIDsUsedUp(t *testing.T) {
 	reach(t, d, second, driver.StateRunning)
 }
 
-// TestStartedBefore checks that machines of which it is not known how they were started are
+// TestStartedBefore checks that machines without a record of how they were started are
 // adopted as they are, and that a restart confines them.
 func TestStartedBefore(t *testing.T) {
 	t.Parallel()
@@ -148,7 +148,7 @@ func TestStartedBefore(t *testing.T) {
 			spec := e.spec()
 			s := reach(t, d, spec, driver.StateRunning)
 			wantConfinement(t, s, driver.ReasonConfined)
-			change(t, d.InstanceOf(spec.UID).Machine.File(machine.StartedFile))
+			change(t, d.Host.InstanceOf(spec.UID).Machine.File(machine.StartedFile))
 			next := e.open(t)
 			adopted := reach(t, next, spec, driver.StateRunning)
 			assert.True(t, adopted.Run == s.Run, "it is another run")
@@ -193,7 +193,7 @@ func TestBadUsers(t *testing.T) {
 	for _, ids := range []string{"0-10", "10-9", "x", "1-", "1-4294967295", "1-2-3", "-1-2"} {
 		o := e.options()
 		o.User, o.UserIDs = launch.DefaultUser, ids
-		assert.ErrorSays(t, ids, assert.ErrorOf(New(o)), "--qemu-uid-range: user IDs are \""+ids)
+		assert.ErrorSays(t, ids, assert.ErrorOf(New(o)), "--qemu-uid-range: the user IDs of machines are \""+ids)
 	}
 	for name, want := range map[string]bool{"": os.Geteuid() != 0, launch.DefaultUser: true, "root": os.Geteuid() == 0} {
 		o := DefaultOptions()
@@ -203,7 +203,7 @@ func TestBadUsers(t *testing.T) {
 	}
 	users, err := launch.NewUsers("root", "")
 	assert.NoError(t, err)
-	assert.ErrorSays(t, "root", users.Check(), "has the rights of root")
+	assert.ErrorSays(t, "root", users.Check(), "has the ID or group of root")
 }
 
 // isRunAgain reports whether this is the test's run in another process, below a program that
@@ -281,7 +281,7 @@ func TestExposures(t *testing.T) {
 	}
 }
 
-// TestAsPlainUser runs tests again whose machines then have the tests' own user.
+// TestAsPlainUser runs some tests again with machines that run as the tests' own user.
 func TestAsPlainUser(t *testing.T) {
 	t.Parallel()
 	contract := "TestContract/CreateTwice|StopForced|RestartOnce|KilledByHand|ListComplete|Secrets"

@@ -48,8 +48,8 @@ func endSupervisor(t *testing.T, inst *instance.Instance) {
 	})
 }
 
-// TestPortsOfNextSupervisor checks that a supervisor serves the ports from its start, though whoever has started it does
-// nothing more for it, as one that is killed then: also while it is halted, and so has not answered yet.
+// TestPortsOfNextSupervisor checks that a supervisor serves the ports from its start, even if the controller is killed
+// directly after it has started the supervisor, and even if the supervisor was halted and had not answered yet.
 func TestPortsOfNextSupervisor(t *testing.T) {
 	t.Parallel()
 	for name, isHalted := range map[string]bool{"starter is killed": false, "supervisor is slow": true} {
@@ -57,7 +57,7 @@ func TestPortsOfNextSupervisor(t *testing.T) {
 			t.Parallel()
 			e, d := newDriver(t)
 			spec, answers := withPort(t, e, d)
-			inst, err := d.InstanceOf(spec.UID).Load()
+			inst, err := d.Host.InstanceOf(spec.UID).Load()
 			assert.NoError(t, err)
 			before := inst.NetworkRevision
 			endSupervisor(t, inst)
@@ -92,7 +92,7 @@ func TestOnlyTheLeaderWants(t *testing.T) {
 	t.Parallel()
 	e, leader := newDriver(t)
 	spec, answers := withPort(t, e, leader)
-	inst := leader.InstanceOf(spec.UID)
+	inst := leader.Host.InstanceOf(spec.UID)
 	_, first := egressOf(t, inst)
 	o := e.options()
 	o.Egress = EgressDeny
@@ -138,7 +138,7 @@ func TestEgressOfRefusedSpec(t *testing.T) {
 	refused := spec
 	refused.Ports = []driver.Port{{Name: "http", Port: 80, HostIP: "::1"}}
 	refuses(t, d, refused, driver.ErrUnsupported, "spec.ports[0].hostIP")
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	egress, recorded := egressOf(t, inst)
 	c, err := inst.Supervisor().Reach(t.Context())
 	assert.NoError(t, err)
@@ -147,8 +147,9 @@ func TestEgressOfRefusedSpec(t *testing.T) {
 	assert.Check(t, "the port answers", answers)
 }
 
-// TestRestoredRecord checks that a supervisor which knows something later than the record, as after a backup of the folder
-// was restored, is replaced by one that knows the record, and that a record of a version without revisions gets one.
+// TestRestoredRecord checks that a supervisor with a newer state than the record, for example after a backup of the folder
+// was restored, is replaced by a supervisor with the record's state. A record without a revision, of an older version of
+// Drover, gets a revision.
 func TestRestoredRecord(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(map[string]any){
@@ -187,14 +188,14 @@ func TestPortMovesInTheGuest(t *testing.T) {
 	assert.Check(t, "the port answers", answers)
 }
 
-// TestSupervisorsOfPausedGuest checks that any number of supervisors take each other's place while a guest takes nothing
-// from its network, for which QEMU does not notice the end of a connection.
+// TestSupervisorsOfPausedGuest checks that supervisors can replace each other any number of times while a guest is paused.
+// QEMU does not notice the end of a connection while the guest reads nothing from its network.
 func TestSupervisorsOfPausedGuest(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec, answers := withPort(t, e, d)
 	pause(t, d, spec)
-	inst := d.InstanceOf(spec.UID)
+	inst := d.Host.InstanceOf(spec.UID)
 	for range 5 {
 		assert.Check(t, "the port answers", answers) // which sends something to the guest
 		endSupervisor(t, inst)

@@ -21,17 +21,17 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
-	files, err := d.StateDir.Notify(instance.VMsDir, instance.RetainedDir, instance.NotificationsDir)
+	files, err := d.Host.StateDir.Notify(instance.VMsDir, instance.RetainedDir, instance.NotificationsDir)
 	if err != nil {
 		return nil, err
 	}
-	instances, err := d.listInstances(ctx, nil)
+	instances, err := listInstances(ctx, d.Host, nil)
 	if err != nil {
 		_ = files.Close()
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	w := &watch{driver: d, files: files, queue: d.watches.Open(ctx), ended: make(chan string), supervisors: map[string]*follower{}}
+	w := &watch{host: d.Host, files: files, queue: d.watches.Open(ctx), ended: make(chan string), supervisors: map[string]*follower{}}
 	uids := make(chan types.UID)
 	go func() {
 		defer close(uids)
@@ -45,10 +45,10 @@ func (d *Driver) Watch(ctx context.Context) (<-chan types.UID, error) {
 
 // watch serves one call of Watch.
 type watch struct {
-	driver *Driver
-	files  *fsnotify.Watcher
-	queue  *kit.Queue
-	ended  chan string // the paths of servers whose followers have ended
+	host  *instance.Host
+	files *fsnotify.Watcher
+	queue *kit.Queue
+	ended chan string // the paths of servers whose followers have ended
 
 	supervisors map[string]*follower // by directory
 }
@@ -72,7 +72,7 @@ func (w *watch) handleNext(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	case event, open := <-w.files.Events:
-		if !open || w.driver.StateDir.IsEnd(event) {
+		if !open || w.host.StateDir.IsEnd(event) {
 			return false
 		}
 		w.handleFileEvent(ctx, event)
@@ -90,7 +90,7 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 	if uid == "" || event.Op == fsnotify.Chmod {
 		return
 	}
-	inst := w.driver.InstanceOf(uid)
+	inst := w.host.InstanceOf(uid)
 	if instance.IsRetained(event.Name) {
 		inst.Machine.Path = event.Name
 	}
@@ -104,7 +104,7 @@ func (w *watch) handleFileEvent(ctx context.Context, event fsnotify.Event) {
 // isOtherCluster reports whether a server belongs to another cluster.
 func (w *watch) isOtherCluster(inst *instance.Instance) bool {
 	r, err := inst.Load()
-	return err == nil && r.ClusterID != w.driver.ClusterID
+	return err == nil && r.ClusterID != w.host.ClusterID
 }
 
 // follower sees to the supervisor of one server while its QEMU runs.

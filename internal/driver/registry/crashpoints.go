@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// addCrashPoints makes every call to a driver a crash point, for test/faults.
+// addCrashPoints makes every call to a driver a point at which test/faults can end the process.
 func addCrashPoints(name string, d driver.Driver) driver.Driver {
 	return &crashingDriver{Driver: d, name: name}
 }
@@ -28,7 +28,7 @@ type crashingDriver struct {
 // Unwrap makes the optional interfaces of the driver reachable (driver.As).
 func (d *crashingDriver) Unwrap() driver.Driver { return d.Driver }
 
-// callDriver calls a driver at a point. A call that fails returns nothing.
+// callDriver makes a call of a driver at a crash point. The result is empty if the call fails.
 func callDriver[R any](ctx context.Context, p crashpoint.Point, do func(context.Context) (R, error)) (result R, err error) {
 	err = p.Inject(func(ctx context.Context) (err error) {
 		result, err = do(ctx)
@@ -84,7 +84,7 @@ func (d *crashingDriver) Watch(ctx context.Context) (<-chan types.UID, error) {
 func (d *crashingDriver) EngineID(ctx context.Context) (string, error) {
 	identifier, ok := driver.As[driver.Identifier](d.Driver)
 	if !ok {
-		return "", errors.New("it does not report its engine's id")
+		return "", errors.New("the driver does not report its engine's id")
 	}
 	return callDriver(ctx, crashpoint.Begin(d.name+".EngineID", "engine"), identifier.EngineID)
 }

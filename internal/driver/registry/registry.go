@@ -30,31 +30,31 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Auto selects, in place of names, the drivers of engines that are installed and answer. Drivers fake and pod run only
-// where they are named: fake needs no engine, and pod works in any cluster.
+// Auto is a list of drivers that selects those whose engines are installed and answer. It never selects fake, which needs
+// no engine, and pod, which would answer in any cluster: these have to be named.
 const Auto = "auto"
 
 // identifyTimeout is how long an engine may take to report its id.
 const identifyTimeout = 5 * time.Second
 
-// DriverOptions are the options of one driver, which it defines itself.
+// DriverOptions are the options of one driver. Each driver defines them in its package.
 type DriverOptions interface {
 	// AddFlags adds the flags of the driver, with the current values as defaults.
 	AddFlags(fs *pflag.FlagSet)
-	// DataDir returns the option that names the folder which holds the driver's
-	// servers, or nil for a driver that keeps none: something else is its engine.
+	// DataDir returns the option that names the folder of the driver's servers, or
+	// nil for a driver that does not keep servers in a folder.
 	DataDir() *string
 	// Open opens the driver.
 	Open(env driver.Environment) (driver.Driver, error)
 }
 
-// rows are the drivers, in the order in which auto prefers them.
+// rows are the drivers, in the order in which Auto prefers them.
 var rows = []struct {
 	name     string
 	defaults func() DriverOptions
-	// admin opens an engine for command line tools. dir is its folder, if it is one.
+	// admin opens an engine for command line tools. dir is the folder of fake and qemu.
 	admin func(dir string, env driver.Environment) (driver.Admin, error)
-	// packages are Debian's packages of the engine, empty for a driver that auto leaves out.
+	// packages are Debian's packages of the engine. Auto leaves out drivers for which it is empty.
 	packages string
 }{
 	{docker.Name, func() DriverOptions { return docker.DefaultOptions() }, docker.OpenAdmin, "docker.io"},
@@ -76,8 +76,8 @@ func openQEMUAdmin(dir string, env driver.Environment) (driver.Admin, error) {
 	return folder.Admin{Folder: f, ClusterID: env.ClusterID, Program: program}, nil
 }
 
-// OpenAdmin opens an engine beside the controllers that use it. dir is the folder that the
-// engine is; empty for one that is not a folder.
+// OpenAdmin opens an engine for command line tools, while controllers may use it. dir is the
+// folder of the driver's servers; empty for a driver that does not keep servers in a folder.
 func OpenAdmin(name, dir string, env driver.Environment) (driver.Admin, error) {
 	for _, row := range rows {
 		if row.name == name {
@@ -96,7 +96,7 @@ func DefaultSettings() Settings {
 	for _, row := range rows {
 		s[row.name] = row.defaults()
 	}
-	// What may be fetched from where is one policy for all drivers.
+	// The flags about fetches of qemu apply to pod, too.
 	s[pod.Name].(*pod.Options).Fetch = &s[qemu.Name].(*qemu.Options).Fetch
 	return s
 }
@@ -108,8 +108,8 @@ func (s Settings) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// Check refuses a wrong list of drivers, folders and networks that its drivers cannot use, and options for streams
-// where the program opens no address for them, before anything is started.
+// Check returns an error, before anything is started, for an invalid list of drivers, for folders and networks that the
+// drivers cannot use, and for options of consoles, logs and commands if the program has no --streams-address.
 func (s Settings) Check(list string, hasStreamsAddress bool) error {
 	names, err := Parse(list)
 	for _, name := range names {
@@ -127,12 +127,12 @@ func (s Settings) Check(list string, hasStreamsAddress bool) error {
 type Options struct {
 	driver.Environment
 	Settings Settings
-	// Gate grants the right to change something. Nil is for programs that run while
-	// no controller does: every change is allowed, under epoch 0.
+	// Gate admits changes while the program is the leader. Nil is for programs that
+	// run without a controller: every change is allowed, under epoch 0.
 	Gate fencing.Gate
 }
 
-// Opened is a driver that is ready for use, decorated.
+// Opened is a driver that is ready for use, with its decorators.
 type Opened struct {
 	Name   string
 	Driver driver.Driver
@@ -147,7 +147,7 @@ func Names() []string {
 	return names
 }
 
-// Parse reads a comma-separated list of drivers. Auto gives nil.
+// Parse reads a comma-separated list of drivers. For Auto it returns nil.
 func Parse(list string) ([]string, error) {
 	if list == Auto {
 		return nil, nil
@@ -166,15 +166,15 @@ func Parse(list string) ([]string, error) {
 	return names, nil
 }
 
-// Open opens the drivers of a list; the first is the default one. A driver that
-// was named is opened even if its engine does not answer.
+// Open opens the drivers of a list; the first is the default driver. A driver that
+// the list names is opened even if its engine does not answer.
 func Open(ctx context.Context, list string, o Options) (opened []Opened, err error) {
 	names, err := Parse(list)
 	if err != nil {
 		return nil, err
 	}
 	if names == nil {
-		return openAnswering(ctx, o)
+		return openAnsweringDrivers(ctx, o)
 	}
 	for _, name := range names {
 		d, err := openDriver(name, o)
@@ -186,9 +186,9 @@ func Open(ctx context.Context, list string, o Options) (opened []Opened, err err
 	return opened, nil
 }
 
-// openAnswering opens the drivers of Auto.
-func openAnswering(ctx context.Context, o Options) (opened []Opened, err error) {
-	var tried []error
+// openAnsweringDrivers opens the drivers that Auto selects.
+func openAnsweringDrivers(ctx context.Context, o Options) (opened []Opened, err error) {
+	var failures []error
 	for _, row := range rows {
 		if row.packages == "" {
 			continue
@@ -199,13 +199,13 @@ func openAnswering(ctx context.Context, o Options) (opened []Opened, err error) 
 		}
 		if err != nil {
 			o.Log.Info("Driver left out", "driver", row.name, "cause", err.Error())
-			tried = append(tried, fmt.Errorf("driver %s: %w (sudo apt-get install %s)", row.name, err, row.packages))
+			failures = append(failures, fmt.Errorf("driver %s: %w (sudo apt-get install %s)", row.name, err, row.packages))
 			continue
 		}
 		opened = append(opened, Opened{row.name, d})
 	}
 	if len(opened) == 0 {
-		return nil, fmt.Errorf("no engine answers: install or start one of these, or name a driver with --vm-driver to wait for its engine:\n%w", errors.Join(tried...))
+		return nil, fmt.Errorf("no engine answers: install or start one of these, or name a driver with --vm-driver to wait for its engine:\n%w", errors.Join(failures...))
 	}
 	return opened, nil
 }
@@ -222,7 +222,7 @@ func openDriver(name string, o Options) (driver.Driver, error) {
 	return addCrashPoints(name, d), nil
 }
 
-// Close ends the drivers' background work, as far as it ends before ctx does.
+// Close ends the drivers' background work, or fails if that takes longer than ctx.
 func Close(ctx context.Context, opened []Opened) error {
 	var errs []error
 	for _, o := range opened {
@@ -246,20 +246,20 @@ func checkEngineAnswers(ctx context.Context, name string, d driver.Driver, log l
 	return err
 }
 
-// Identify returns the id of a driver's engine, within 5 s.
+// Identify returns the id of a driver's engine. It fails after identifyTimeout.
 func Identify(ctx context.Context, d driver.Driver) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, identifyTimeout)
 	defer cancel()
 	identifier, ok := driver.As[driver.Identifier](d)
 	if !ok {
-		return "", errors.New("it does not report its engine's id")
+		return "", errors.New("the driver does not report its engine's id")
 	}
 	return identifier.EngineID(ctx)
 }
 
-// IdentifyDataDir returns the id of the engine that a driver's folder is. It is read
-// without the driver, which may need programs that are gone, and would make a folder that
-// is gone again.
+// IdentifyDataDir returns the engine id in a driver's folder. It does not open the driver,
+// which may need programs that are not installed any more, and would create a missing
+// folder.
 func IdentifyDataDir(name, path string) (string, error) {
 	dir, err := statedir.OpenExisting("the "+name+" driver's folder", path)
 	if err != nil {

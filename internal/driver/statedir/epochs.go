@@ -15,15 +15,15 @@ import (
 	"cloudnative.tw/drover/internal/crashpoint"
 )
 
-// maxEpochs is how many epochs are kept for a cluster.
+// maxEpochs bounds how many epochs are kept for a cluster.
 const maxEpochs = 100
 
-// Admit returns ErrFenced if a cluster's leader may not change a server whose lock
-// the caller holds. Epoch 0 belongs to no leader and is not compared.
+// Admit returns ErrFenced if a newer leader of the cluster has acted. The caller holds the
+// lock of the server to change. Epoch 0 belongs to no leader and is not compared.
 //
-// The leader first records its epoch and then checks for a higher one. So there is
-// no need to wait for a leader that was suspended: it can at most finish the one
-// change that it was admitted to, and that server is locked until then.
+// Admit first records the epoch and then checks for a higher one. So a new leader need
+// not wait for an old one that is suspended: the old leader can at most finish the one
+// change that it was admitted to, and the server is locked until then.
 func (d *Dir) Admit(cluster string, epoch uint64) error {
 	if epoch == 0 {
 		return nil
@@ -65,8 +65,8 @@ func readEpochs(dir string) ([]uint64, error) {
 	return epochs, nil
 }
 
-// recordEpoch adds an epoch, removes those far below the highest, and returns the
-// rest. A reader that misses a removed one sees higher ones.
+// recordEpoch records an epoch, removes the lowest ones if there are too many, and
+// returns the rest. Readers only need the highest epoch, which is never removed.
 func recordEpoch(dir string, epoch uint64) ([]uint64, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err

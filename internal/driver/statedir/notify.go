@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/inotify"
 )
 
-// Notify watches the folder and some of its sub-folders. It pins the engine that is
-// there now (see ID), because a caller that opens a watch starts over.
+// Notify watches the folder and some of its sub-folders. It pins the engine that is in
+// the folder now (see ID), because a caller that opens a watch lists all servers again.
 func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 	_ = d.MakeFolders()
 	w, err := fsnotify.NewWatcher()
@@ -27,7 +27,7 @@ func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 			return nil, driver.Errorf(driver.ErrUnavailable, "watching %s: %w", d.name, inotify.Explain(err))
 		}
 	}
-	// Only now: a folder that is removed from here on is reported.
+	// The ID is read last, so that a later removal of the folder is an event of the watch.
 	if _, err := d.ID(); err != nil {
 		_ = w.Close()
 		return nil, err
@@ -35,8 +35,8 @@ func (d *Dir) Notify(subs ...string) (*fsnotify.Watcher, error) {
 	return w, nil
 }
 
-// IsEnd reports whether, by this event, the folder, one of its sub-folders or its
-// identity has been removed or replaced.
+// IsEnd reports whether an event is the removal or replacement of the folder, of one of
+// its sub-folders or of the identity.
 func (d *Dir) IsEnd(event fsnotify.Event) bool {
 	switch sub, _ := filepath.Rel(d.path, event.Name); {
 	case sub == IDFile:

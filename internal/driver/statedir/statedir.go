@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package statedir is the common base of engines whose state is a folder, shared
-// by several controllers. It has an identity, a lock for each server, the epochs of
+// Package statedir is the common base of drivers whose engine is a folder that several
+// controllers share. The folder has an identity, a lock for each server, the epochs of
 // the leaders that have acted, and files that are written completely or not at all.
 //
 // Start with Open. Call Lock and then Admit before each change of a server.
@@ -33,7 +33,7 @@ const (
 	tmpDir    = "tmp"
 )
 
-// maxIDSize is far more than the file of the identity has.
+// maxIDSize is far above the size of the file IDFile.
 const maxIDSize = 1 << 10
 
 // Dir is an engine's folder.
@@ -46,11 +46,11 @@ type Dir struct {
 	subs       []string
 
 	mu     sync.Mutex
-	pinned string // the id of the engine that calls act on
+	pinned string // the id of the engine that calls may act on
 }
 
-// Open creates the folder and the named sub-folders if they are missing. The
-// name, such as "the qemu driver's folder", is for errors.
+// Open opens a folder, and creates the folder and the sub-folders subs if they are
+// missing. Errors begin with the name, such as "the qemu driver's folder".
 func Open(name, path string, subs ...string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -74,8 +74,8 @@ func Open(name, path string, subs ...string) (*Dir, error) {
 	return d, err
 }
 
-// OpenExisting opens a folder that already is an engine, and creates nothing in
-// it: the user of the engine could not open files that root creates.
+// OpenExisting opens the folder of an existing engine, and creates nothing in it: it is
+// for tools that root may run, and the engine's user could not open files of root.
 func OpenExisting(name, path string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -89,27 +89,27 @@ func OpenExisting(name, path string) (*Dir, error) {
 	return d, err
 }
 
-// checkOwner refuses another user's folder to root: that user could lead what root writes and
-// removes there elsewhere. Calls report a folder that is missing.
+// checkOwner does not let root use another user's folder: with symbolic links that user could make
+// root write and remove files elsewhere.
 func (d *Dir) checkOwner() error {
 	var info syscall.Stat_t
 	if os.Geteuid() != 0 {
 		return nil
 	}
 	if err := syscall.Stat(d.path, &info); err != nil || info.Uid == 0 {
-		return nil //nolint:nilerr // A folder that is missing is reported by calls.
+		return nil //nolint:nilerr // Later calls report a folder that is missing.
 	}
 	return driver.Errorf(driver.ErrUnavailable,
 		"%s: %s belongs to user ID %d, and root acts in no other user's folder: run this as that user, or give the folder to root",
 		d.name, d.path, info.Uid)
 }
 
-// Path returns the path of something in the folder.
+// Path joins names to the folder's path.
 func (d *Dir) Path(names ...string) string {
 	return filepath.Join(append([]string{d.path}, names...)...)
 }
 
-// MakeFolders creates the sub-folders, in case a person has removed them.
+// MakeFolders creates the sub-folders that are missing. A person may have removed some.
 func (d *Dir) MakeFolders() error {
 	for _, sub := range d.subs {
 		if err := os.Mkdir(d.Path(sub), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -119,7 +119,7 @@ func (d *Dir) MakeFolders() error {
 	return nil
 }
 
-// makeID gives a new folder its identity; of two processes that try, one wins.
+// makeID creates the identity of a new folder, unless another process has just done so.
 func (d *Dir) makeID() error {
 	if _, err := os.Lstat(d.Path(IDFile)); err == nil {
 		return nil
@@ -155,8 +155,8 @@ func (d *Dir) readID() (string, error) {
 	return id, nil
 }
 
-// Reach checks that the folder is present and still the same engine. A folder that
-// was emptied, moved or not mounted must not pass for an engine without servers.
+// Reach checks that the folder exists and has the pinned identity. A folder that was
+// emptied, moved or not mounted must not look like an engine without servers.
 func (d *Dir) Reach() error {
 	id, err := d.readID()
 	if err != nil {
@@ -170,9 +170,9 @@ func (d *Dir) Reach() error {
 	return nil
 }
 
-// Explain classifies the error of a failed change: the folder is lost, its disk is
-// full, or only this change failed. An error that already has a kind is returned
-// as it is.
+// Explain gives the error of a failed change a kind: ErrUnavailable if the folder is
+// lost, ErrExhausted if its disk is full, otherwise ErrRetry. An error that has a kind
+// is returned unchanged.
 func (d *Dir) Explain(err error) error {
 	if !driver.Ambiguous(err) {
 		return err
@@ -187,14 +187,14 @@ func (d *Dir) Explain(err error) error {
 	return driver.Errorf(driver.ErrRetry, "%w", err)
 }
 
-// Lock is a lock that is held.
+// Lock is an flock on a file that this process holds.
 type Lock struct {
 	file *os.File
 }
 
-// TryLock locks a file, shared (syscall.LOCK_SH) or exclusively (LOCK_EX), and
-// creates it if it is missing. It does not wait: EWOULDBLOCK means that another
-// caller has the lock.
+// TryLock locks a file, shared (syscall.LOCK_SH) or exclusively (LOCK_EX), and creates
+// the file if it is missing. It does not wait: EWOULDBLOCK means that another caller
+// holds the lock.
 func TryLock(path string, operation int) (*Lock, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // The path is the caller's.
 	if err != nil {
@@ -206,8 +206,8 @@ func TryLock(path string, operation int) (*Lock, error) {
 	return &Lock{f}, nil
 }
 
-// Lock takes a server's lock, or fails with ErrRetry if another caller has it. It
-// does not wait, because a suspended process must not block the others.
+// Lock locks a server, or fails with ErrRetry if another caller holds the lock. It does
+// not wait, because a suspended process must not block the others.
 func (d *Dir) Lock(uid types.UID) (*Lock, error) {
 	for {
 		l, err := TryLock(d.Path(locksDir, string(uid)), syscall.LOCK_EX)
@@ -216,22 +216,21 @@ func (d *Dir) Lock(uid types.UID) (*Lock, error) {
 			return nil, driver.Errorf(driver.ErrRetry, "the server %s is being changed by another caller: %w", uid, err)
 		case err != nil:
 			return nil, d.Explain(err)
-		case atomicfile.HasName(l.file):
+		case atomicfile.IsStillAtPath(l.file):
 			return l, nil
 		}
 		_ = l.file.Close()
 	}
 }
 
-// Release releases the lock. Closing the file is not enough: a process that is
-// being forked at this moment has the descriptor too.
+// Release releases the lock. To close the file is not enough, since a process that is
+// being forked at this moment also holds the descriptor.
 func (l *Lock) Release() {
 	_ = syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
 	_ = l.file.Close()
 }
 
-// Remove releases the lock of something that is completely removed, and deletes
-// the lock file.
+// Remove deletes the lock file of a server that was removed, and releases the lock.
 func (l *Lock) Remove() {
 	_ = os.Remove(l.file.Name())
 	l.Release()

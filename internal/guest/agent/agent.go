@@ -6,8 +6,8 @@
 // Package agent serves a container image's machine to its host, by the protocol of internal/guest/wire:
 // commands, files, addresses, time. Start with Agent.Serve.
 //
-// It needs nothing of the image but what it is asked for. The host is trusted; what it asks for is
-// bounded all the same.
+// The agent uses only those files of the image that a request names. It trusts the host, but bounds
+// the host's requests all the same.
 package agent
 
 import (
@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/yamux"
 
+	"cloudnative.tw/drover/internal/guest/mounts"
 	"cloudnative.tw/drover/internal/guest/process"
 	"cloudnative.tw/drover/internal/guest/system"
 	"cloudnative.tw/drover/internal/guest/users"
@@ -29,10 +30,14 @@ type Agent struct {
 	Table *process.Table
 	// Base has the settings of the entrypoint, which are the defaults of commands.
 	Base Base
-	// Lookup returns the user of a text as an image has it.
+	// Lookup returns the user that the text USER or USER:GROUP means in the image.
 	Lookup func(text string) (users.User, error)
 	// HoldOutput holds the output of the entrypoint back until release is called.
 	HoldOutput func() (release func())
+	// Input is the input of the entrypoint.
+	Input *Input
+	// Mounts are the folders whose files the host replaces, nil for none.
+	Mounts *mounts.Set
 
 	slots chan struct{}
 }
@@ -104,7 +109,7 @@ func (s *server) begin(id []byte) {
 			<-before
 		}
 		if wire.Answer(s.port, id) == nil {
-			s.agent.serveSession(conn{in, &wire.Joined{W: s.port}, in})
+			s.agent.serveSession(conn{in, &wire.CoalescingWriter{W: s.port}, in})
 		}
 	}()
 }
@@ -171,6 +176,8 @@ func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (resp
 			return response, errors.New("the request names no program")
 		}
 		return a.exec(*r.Exec, frames, out)
+	case wire.OpInput:
+		err = a.Input.serve(r.Exec != nil && r.Exec.Stdin, frames, out)
 	case wire.OpInterfaces:
 		response.Interfaces, err = system.Interfaces()
 	case wire.OpSetTime:
@@ -180,10 +187,15 @@ func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (resp
 	case wire.OpRead:
 		err = a.readFiles(r.Path, out)
 	case wire.OpHold:
-		defer a.HoldOutput()()
-		_, _, err = frames.Next() // the host sends nothing
+		release := a.HoldOutput()
+		defer release()
+		_, _, err = frames.Next() // waits for the end of the stream: the host sends no frame
 	case wire.OpWrite:
 		response.Message, err = a.writeFiles(r.Path, frames)
+	case wire.OpMounted:
+		response.Mounted = a.Mounts.Revisions()
+	case wire.OpMount:
+		err = a.writeMount(frames)
 	default:
 		err = fmt.Errorf("the guest's agent does not know %.40q: its initramfs is of another Drover", r.Op)
 	}
@@ -198,6 +210,10 @@ func failure(err error) wire.Response {
 		r.Reason = wire.ReasonNotFound
 	case errors.Is(err, process.ErrNotExecutable):
 		r.Reason = wire.ReasonNotExecutable
+	case errors.Is(err, errTaken):
+		r.Reason = wire.ReasonTaken
+	case errors.Is(err, errEnded):
+		r.Reason = wire.ReasonEnded
 	}
 	return r
 }

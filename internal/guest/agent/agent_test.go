@@ -102,8 +102,8 @@ func (p *port) connect(t *testing.T) net.Conn {
 
 var nonce = bytes.Repeat([]byte("nonce"), 6)
 
-// serve starts an agent, and returns its port.
-func serve(t *testing.T) *port {
+// serve starts an agent, perhaps with an input of the entrypoint, and returns its port.
+func serve(t *testing.T, input ...*Input) *port {
 	t.Helper()
 	p := newPort(t)
 	me := users.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}, Home: "/home/me"} //nolint:gosec // IDs
@@ -113,6 +113,9 @@ func serve(t *testing.T) *port {
 			return users.User{}, fmt.Errorf("user is %q, which the image's /etc/passwd does not have", text)
 		}
 		return me, nil
+	}
+	if len(input) > 0 {
+		a.Input = input[0]
 	}
 	go func() { _ = a.Serve(p, nonce) }()
 	return p

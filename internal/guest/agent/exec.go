@@ -12,7 +12,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
-// exec runs a program until it ends, or until the host leaves: then its process group is hung up on.
+// exec runs a program until it ends, or until the host leaves: then its session is ended.
 func (a *Agent) exec(e wire.Exec, frames *wire.Reader, out io.Writer) (wire.Response, error) {
 	command, err := a.commandOf(e)
 	if err != nil {
@@ -126,9 +125,11 @@ func closeAll(files ...*os.File) {
 func (s *ends) follow(p *process.Process, frames *wire.Reader, out io.Writer) wire.Response {
 	defer s.closeOurs()
 	left := make(chan struct{})
+	queue := newQueue()
+	go queue.write(s, out)
 	go func() {
 		defer close(left)
-		s.takeInput(frames, out)
+		s.takeInput(frames, queue)
 	}()
 	outputs := []*pump{startPump(s.output, out, wire.FrameStdout)}
 	if s.errors != nil {
@@ -137,9 +138,8 @@ func (s *ends) follow(p *process.Process, frames *wire.Reader, out io.Writer) wi
 	select {
 	case <-p.Done():
 	case <-left:
-		_ = p.SignalGroup(syscall.SIGHUP)
 		s.closeOurs()
-		go func() { <-p.Done() }()
+		go p.EndSession()
 		return wire.Response{}
 	}
 	for _, o := range outputs {
@@ -148,11 +148,9 @@ func (s *ends) follow(p *process.Process, frames *wire.Reader, out io.Writer) wi
 	return wire.Response{Code: p.End().Code, Signal: p.End().Signal}
 }
 
-// takeInput passes input on until the host leaves. Input that the program does not read is lost.
-func (s *ends) takeInput(frames *wire.Reader, out io.Writer) {
-	queue := newInput()
+// takeInput adds the host's input to the queue until the host leaves, and sets the size of the terminal.
+func (s *ends) takeInput(frames *wire.Reader, queue *queue) {
 	defer queue.close()
-	go queue.write(s, out)
 	for {
 		kind, payload, err := frames.Next()
 		if err != nil {
@@ -164,7 +162,7 @@ func (s *ends) takeInput(frames *wire.Reader, out io.Writer) {
 				return
 			}
 		case wire.FrameEnd:
-			queue.close()
+			queue.end()
 		case wire.FrameResize:
 			var size wire.Size
 			if json.Unmarshal(payload, &size) == nil && s.terminal {
@@ -176,13 +174,17 @@ func (s *ends) takeInput(frames *wire.Reader, out io.Writer) {
 	}
 }
 
-// endOfText ends the input of a terminal: Ctrl-D.
-const endOfText = 4
+// endOfTransmission is Ctrl-D.
+var endOfTransmission = []byte{4}
 
-func (s *ends) endInput() {
+// endInput closes a pipe. To a terminal it sends Ctrl-D: once at the beginning of a line, twice within a line.
+func (s *ends) endInput(isInLine bool) {
 	switch {
 	case s.terminal:
-		_, _ = s.input.Write([]byte{endOfText})
+		if isInLine {
+			_, _ = s.input.Write(endOfTransmission)
+		}
+		_, _ = s.input.Write(endOfTransmission)
 	case s.input != nil:
 		_ = s.input.Close()
 	}

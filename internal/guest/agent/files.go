@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/guest/files"
+	"cloudnative.tw/drover/internal/guest/mounts"
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
@@ -86,9 +87,9 @@ func (a *Agent) writeFiles(path string, frames *wire.Reader) (note string, err e
 	if err != nil {
 		return "", err
 	}
-	to.AnyLinks = true // who sends the files may do everything in this guest
+	to.AllowAnyLinks = true // who sends the files may do everything in this guest
 	to.Overwritten = &files.Overwritten{}
-	to.Own = func(root *os.Root, name string, mode fs.FileMode) error {
+	to.SetOwner = func(root *os.Root, name string, mode fs.FileMode) error {
 		err := root.Lchown(name, int(user.UID), int(user.GID))
 		if err == nil && mode.Type() != fs.ModeSymlink {
 			err = setMode(root, name, mode.Perm())
@@ -97,6 +98,16 @@ func (a *Agent) writeFiles(path string, frames *wire.Reader) (note string, err e
 	}
 	err = files.Unpack(&dataReader{frames: frames}, to)
 	return to.Overwritten.Describe(), err
+}
+
+// writeMount replaces the files of a folder.
+func (a *Agent) writeMount(frames *wire.Reader) error {
+	data := &dataReader{frames: frames}
+	content, err := mounts.Parse(data)
+	if err != nil {
+		return err
+	}
+	return a.Mounts.Write(content)
 }
 
 // setMode sets the mode of a file or folder by a descriptor: Root.Chmod may need /proc/self, which in the guest is of a PID

@@ -15,9 +15,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"time"
 
+	"cloudnative.tw/drover/internal/guest/agent"
 	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/modules"
+	"cloudnative.tw/drover/internal/guest/mounts"
 	"cloudnative.tw/drover/internal/guest/process"
 	"cloudnative.tw/drover/internal/guest/system"
 	"cloudnative.tw/drover/internal/guest/users"
@@ -29,6 +33,10 @@ func Main() {
 		warn(runInit())
 		return
 	}
+	if path.Base(os.Args[0]) == modules.Program {
+		loadModule()
+		return
+	}
 	m := &machine{table: process.NewTable(), pressed: make(chan struct{}, 1)}
 	go m.table.Reap()
 	result, err := m.boot()
@@ -37,6 +45,14 @@ func Main() {
 		warn(err)
 	}
 	m.finish(result)
+}
+
+// loadModule is the kernel's modprobe: its arguments are -q, -- and a name.
+func loadModule() {
+	if err := modules.Load(path.Dir(os.Args[0]), os.Args[len(os.Args)-1]); err != nil {
+		warn(err)
+		os.Exit(1)
+	}
 }
 
 // machine is this machine.
@@ -50,6 +66,8 @@ type machine struct {
 	// output has the entrypoint's standard output and standard error.
 	output [2]output
 	gate   gate
+	mounts mounts.Set
+	input  *agent.Input
 	// pressed has a press of the power button.
 	pressed chan struct{}
 	// restarts is set if the image has asked for another boot.

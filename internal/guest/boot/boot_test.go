@@ -10,6 +10,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/guest/files"
 	"cloudnative.tw/drover/internal/guest/wire"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/bugs/bugstest"
 	"cloudnative.tw/drover/test/tier"
 )
 
@@ -41,6 +44,7 @@ func TestMachine(t *testing.T) {
 	checkUsers(m, c)
 	checkExec(m, c)
 	checkState(m, c)
+	checkModules(m, c)
 	checkFiles(m, c)
 	c = checkReconnect(m, c)
 	exit, _ := m.exec(c, nil, "write", "/kept", "until the next boot")
@@ -55,7 +59,7 @@ func TestMachine(t *testing.T) {
 // checkSecondBoot boots once more with the disk, which has become larger.
 func checkSecondBoot(m *machine) {
 	t := m.t
-	assert.NoError(t, os.Truncate(m.path("data"), 512<<20))
+	assert.NoError(t, os.Truncate(m.path(config.DataSerial), 512<<20))
 	m.config.Args = []string{"program", "serve"}
 	m.start()
 	c := m.dial()
@@ -69,16 +73,21 @@ func checkSecondBoot(m *machine) {
 	checkRestart(m, c)
 }
 
-// checkRestart checks that reboot(2) in the image boots the machine again, and that the image cannot kill the agent.
+// checkRestart checks that reboot(2) in the image boots the machine again, with the modules of its kernel although they are
+// no longer on the host, and that the image cannot kill the agent.
 func checkRestart(m *machine, c *client.Client) {
 	t := m.t
+	assert.NoError(t, os.Remove(m.modules))
 	reboot := wire.Exec{Args: []string{"program", "reboot", fmt.Sprint(unix.LINUX_REBOOT_CMD_RESTART)}}
 	_, _ = c.Exec(t.Context(), client.Command{Exec: reboot, Stdout: io.Discard, Stderr: io.Discard}) // its session is lost
 	assert.NoError(t, c.Close())
 	m.waitLog("serving +++\n")
 	c = m.dial()
-	exit, _ := m.exec(c, nil, "kill all")
+	exit, _ := m.exec(c, nil, "open", "/dev/fuse")
 	assert.True(t, exit == client.Exit{}, "it ends with %+v", exit)
+	exit, _ = m.exec(c, nil, "kill all")
+	killed := client.Exit{Code: 137, Signal: 9} // the end of the image's command may come first, and ends all others
+	assert.True(t, exit == client.Exit{} || exit == killed, "it ends with %+v", exit)
 	got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 137, Signal: 9})
 	assert.True(t, got == want, "the guest claims %+v, want %+v", got, want)
 }
@@ -95,7 +104,7 @@ func checkWorld(m *machine, c *client.Client) {
 		"resolvers": r.Resolv == "nameserver 192.0.2.53\nsearch example.org\n", "root": strings.HasPrefix(r.Mounts, "overlay / overlay rw"),
 		"cgroups": strings.Contains(r.Mounts, "/sys/fs/cgroup cgroup2"), "shared memory": strings.Contains(r.Mounts, "/dev/shm tmpfs rw,nosuid,nodev,noexec,relatime,inode64 0 0\n"),
 		"settings":     r.Settings == "1\n262144\n8192\n524288\n",
-		"capabilities": strings.HasSuffix(r.Caps, "1ffffffffff"), "modprobe": r.Modprobe == "\n", "input": r.Stdin == "/dev/null",
+		"capabilities": strings.HasSuffix(r.Caps, "1ffffffffff"), "modprobe": strings.HasPrefix(r.Modprobe, "/usr/lib/modules/") && strings.HasSuffix(r.Modprobe, "-cloud-amd64/modprobe\n"), "input": r.Stdin == "/dev/null",
 		"limits": strings.Contains(strings.Join(strings.Fields(r.Limits), " "), "Max open files 1048576 1048576"),
 	} {
 		assert.True(t, ok, "%s: %+v", what, r)
@@ -158,6 +167,8 @@ func checkExec(m *machine, c *client.Client) {
 	assert.True(t, out == input, "%d bytes come back of %d", len(out), len(input))
 	r := m.report(c, func(c *client.Command) { c.TTY, c.Stderr, c.Size = true, nil, wire.Size{Rows: 5, Columns: 70} })
 	assert.True(t, r.Terminal && strings.HasPrefix(r.Stdin, "/dev/pts/") && slices.Contains(r.Env, "TERM=xterm"), "with a terminal: %+v", r)
+	_, first := m.exec(c, nil, "read", "/proc/1/comm")
+	assert.Equal(t, "the name of process 1", first, "drover-init\n")
 	exit, out := m.exec(c, nil, "keep")
 	assert.True(t, exit.Code == 0 && out == "left a child\n", "with a child that keeps the output: %q, %+v", out, exit)
 	exit, out = m.exec(c, nil, "orphans")
@@ -228,17 +239,19 @@ func TestEnds(t *testing.T) {
 		says   string
 		inGate bool
 	}{
-		"signal":         {func(c *config.Config) { c.Args = []string{"program", "die", "9"} }, config.Claim{Started: true, Ended: true, Code: 137, Signal: 9}, "", true},
-		"success":        {func(c *config.Config) { c.Args = []string{"/bin/program", "exit", "0"} }, config.Claim{Started: true, Ended: true}, "", false},
-		"failure":        {func(c *config.Config) { c.Args = []string{"program", "exit", "3"}; c.Network = config.Network{} }, config.Claim{Started: true, Ended: true, Code: 3}, "", false},
-		"not found":      {func(c *config.Config) { c.Args = []string{"none"} }, config.Claim{Ended: true, Failed: true, Code: 127}, `"none" is not found`, false},
-		"not executable": {func(c *config.Config) { c.Args = []string{"rubbish"} }, config.Claim{Ended: true, Failed: true, Code: 126}, "neither a program", false},
-		"no user":        {func(c *config.Config) { c.User = "nobody" }, config.Claim{Ended: true, Failed: true, Code: 128}, `user is "nobody"`, false},
-		"no disk":        {func(c *config.Config) { c.Disks.Root = "other" }, config.Claim{Ended: true, Failed: true, Code: 128}, `no disk with the serial number "other"`, false},
-		"child":          {func(c *config.Config) { c.Args = []string{"program", "keep"} }, config.Claim{Started: true, Ended: true}, "", false},
-		"init":           {func(c *config.Config) { c.Args = []string{"/sbin/init", "report"} }, config.Claim{Started: true, Ended: true}, "", false},
-		"power off":      {reboot(unix.LINUX_REBOOT_CMD_POWER_OFF), config.Claim{Started: true, Ended: true}, "", false},
-		"halt":           {reboot(unix.LINUX_REBOOT_CMD_HALT), config.Claim{Started: true, Ended: true}, "", false},
+		"signal":            {func(c *config.Config) { c.Args = []string{"program", "die", "9"} }, config.Claim{Started: true, Ended: true, Code: 137, Signal: 9}, "", true},
+		"success":           {func(c *config.Config) { c.Args = []string{"/bin/program", "exit", "0"} }, config.Claim{Started: true, Ended: true}, "", false},
+		"failure":           {func(c *config.Config) { c.Args = []string{"program", "exit", "3"}; c.Network = config.Network{} }, config.Claim{Started: true, Ended: true, Code: 3}, "", false},
+		"not found":         {func(c *config.Config) { c.Args = []string{"none"} }, config.Claim{Ended: true, Failed: true, Code: 127}, `"none" is not found`, false},
+		"not executable":    {func(c *config.Config) { c.Args = []string{"rubbish"} }, config.Claim{Ended: true, Failed: true, Code: 126}, "neither a program", false},
+		"no user":           {func(c *config.Config) { c.User = "nobody" }, config.Claim{Ended: true, Failed: true, Code: 128}, `user is "nobody"`, false},
+		"no disk":           {func(c *config.Config) { c.Disks.Root = "other" }, config.Claim{Ended: true, Failed: true, Code: 128}, `no disk with the serial number "other"`, false},
+		"memory":            {func(c *config.Config) { c.Args = []string{"program", "eat"} }, config.Claim{Started: true, Ended: true, Code: 137, Signal: 9, OOMKilled: "program"}, "", false},
+		"memory of a child": {func(c *config.Config) { c.Args = []string{"program", "eat in a child"} }, config.Claim{Started: true, Ended: true, Code: 137, OOMKilled: "exe"}, "", false},
+		"child":             {func(c *config.Config) { c.Args = []string{"program", "keep"} }, config.Claim{Started: true, Ended: true}, "", false},
+		"init":              {func(c *config.Config) { c.Args = []string{"/sbin/init", "report"} }, config.Claim{Started: true, Ended: true}, "", false},
+		"power off":         {reboot(unix.LINUX_REBOOT_CMD_POWER_OFF), config.Claim{Started: true, Ended: true}, "", false},
+		"halt":              {reboot(unix.LINUX_REBOOT_CMD_HALT), config.Claim{Started: true, Ended: true}, "", false},
 		"an init that powers off": {func(c *config.Config) {
 			c.Args = []string{"/sbin/init", "reboot", fmt.Sprint(unix.LINUX_REBOOT_CMD_POWER_OFF)}
 		}, config.Claim{Started: true, Ended: true}, "", false},
@@ -307,3 +320,20 @@ func TestInit(t *testing.T) {
 	got, want := m.end(), (config.Claim{Started: true, Ended: true, Code: 7})
 	assert.True(t, got == want, "the guest claims %+v, want %+v", got, want)
 }
+
+// TestSeededBugs checks that the tests of this package find the bugs of its files.
+func TestSeededBugs(t *testing.T) {
+	t.Parallel()
+	bugstest.Check(t, "internal/guest/boot", func(overlay string) []string {
+		dir := t.TempDir()
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", buildSeeded, "sh", overlay, dir)
+		cmd.Dir, cmd.Env = "../../..", append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.CombinedOutput()
+		assert.Require(t, err == nil, "the guest is not built: %v\n%s", err, out)
+		return []string{seededInitramfs + "=" + filepath.Join(dir, "initramfs")}
+	}, "-test.timeout=4m", "-test.run=TestMachine|TestInit|TestEnds/(child|power_off)$")
+}
+
+// buildSeeded builds the guest with all bugs, as hack/guest.sh builds the guest.
+const buildSeeded = `go build -overlay="$1" -ldflags "-s -w" -o "$2/program" ./cmd/drover-guest &&
+	go run ./hack/guest/initramfs "$2/program" "$(hack/guest-kernel.sh)/modules" >"$2/initramfs"`

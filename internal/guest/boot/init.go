@@ -54,35 +54,42 @@ type initFailure struct {
 	Errno syscall.Errno `json:"errno,omitempty"`
 }
 
-// inits are the names of programs that work only, or best, as process 1, with the signal that powers each of them off.
-// An empty signal means the image's, or SIGTERM.
-var inits = map[string]string{
-	"init": "", "systemd": "SIGRTMIN+4", "runit": "", "runit-init": "", "openrc-init": "", "s6-svscan": "", "tini": "", "tini-static": "",
-	"docker-init": "", "dumb-init": "", "catatonit": "",
+// initKind describes an init.
+type initKind struct {
+	// stopSignal powers it off. An empty one means the image's, or SIGTERM.
+	stopSignal string
+	// printsToConsole is set if it prints to /dev/console in place of its output, if there is one.
+	printsToConsole bool
+}
+
+// inits are the names of programs that work only, or best, as process 1.
+var inits = map[string]initKind{
+	"init": {}, "systemd": {stopSignal: "SIGRTMIN+4"}, "runit": {printsToConsole: true}, "runit-init": {printsToConsole: true},
+	"openrc-init": {}, "s6-svscan": {}, "tini": {}, "tini-static": {},
+	"docker-init": {}, "dumb-init": {}, "catatonit": {},
 }
 
 // busyBoxPowerOff is the signal at which the init of BusyBox powers off.
 const busyBoxPowerOff = "SIGUSR2"
 
-// findInit reports whether a program is an init, by its name or that of the file to which it leads, and returns the signal
-// that powers it off.
-func findInit(file string) (stopSignal string, isInit bool) {
+// findInit reports whether a program is an init, by its name or that of the file to which it leads.
+func findInit(file string) (kind initKind, isInit bool) {
 	target, err := filepath.EvalSymlinks(file)
 	if err != nil {
 		target = file
 	}
-	if stopSignal, isInit = inits[path.Base(target)]; isInit {
-		return stopSignal, true
+	if kind, isInit = inits[path.Base(target)]; isInit {
+		return kind, true
 	}
-	if _, isInit = inits[path.Base(file)]; isInit && path.Base(target) == "busybox" {
-		return busyBoxPowerOff, true
+	if kind, isInit = inits[path.Base(file)]; isInit && path.Base(target) == "busybox" {
+		kind.stopSignal = busyBoxPowerOff
 	}
-	return "", isInit
+	return kind, isInit
 }
 
 // startInit starts process 1 of the namespace, and returns once it is ready: it is the program, or waits for orphans if
-// the program is nil.
-func (m *machine) startInit(p *program, files [3]*os.File) (*process.Process, error) {
+// the program is nil. hasTerminal is set if the first file is its terminal.
+func (m *machine) startInit(p *program, files [3]*os.File, hasTerminal bool) (*process.Process, error) {
 	order, err := memoryFile(initOrder{p})
 	if err != nil {
 		return nil, err
@@ -92,7 +99,7 @@ func (m *machine) startInit(p *program, files [3]*os.File) (*process.Process, er
 		return nil, errors.Join(err, order.Close())
 	}
 	started, err := m.table.Start(process.Command{
-		Path: "/proc/self/exe", Args: []string{initName}, Env: []string{}, Dir: "/", Files: append(files[:], order, theirs),
+		Path: "/proc/self/exe", Args: []string{initName}, Env: []string{}, Dir: "/", Files: append(files[:], order, theirs), Terminal: hasTerminal,
 	})
 	if err = errors.Join(err, order.Close(), theirs.Close()); err != nil {
 		return nil, errors.Join(err, failed.Close())
@@ -160,7 +167,8 @@ func obeyOrder(ready io.Closer) error {
 	}
 	// A process that ignores the ends of its children has them reaped by the kernel.
 	signal.Ignore()
-	if err := errors.Join(os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0o600), ready.Close()); err != nil {
+	name := os.WriteFile("/proc/self/comm", []byte(initName), 0o600) // which ps prints
+	if err := errors.Join(name, os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0o600), ready.Close()); err != nil {
 		return err
 	}
 	for {

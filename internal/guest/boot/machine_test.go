@@ -24,9 +24,10 @@ import (
 	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/internal/guest/datadisk"
 	"cloudnative.tw/drover/internal/guest/wire"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/erofs"
-	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/bugs"
 	"cloudnative.tw/drover/test/framework"
 )
 
@@ -45,18 +46,28 @@ var program = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(filepath.Join(dir, "program"))
 })
 
+// busyBox has the modprobe of the image.
+var busyBox = sync.OnceValues(func() ([]byte, error) {
+	path, err := exec.CommandContext(context.Background(), "../../../hack/busybox.sh").Output()
+	if err != nil {
+		return nil, fmt.Errorf("hack/busybox.sh: %w", err)
+	}
+	return os.ReadFile(strings.TrimSpace(string(path)))
+})
+
 const (
 	passwd = "root:x:0:0::/root:/bin/sh\napp:x:1000:1001::/home/app:/bin/sh\n" //nolint:gosec // a file of users
 	groups = "root:x:0:\napp:x:1001:\nstaff:x:50:app\naudio:x:29:app\n"
 )
 
-// writeImage writes a root with the program under several names, and a link in place of resolv.conf.
-func writeImage(t *testing.T, path string) {
+// writeImage writes a root with the program under several names, more files in /bin, and links in place of resolv.conf
+// and lib.
+func writeImage(t *testing.T, path string, more map[string][]byte, change func(root map[string]*erofs.Inode)) {
 	t.Helper()
 	f, err := os.Create(path)
 	assert.NoError(t, err)
 	defer func() { _ = f.Close() }()
-	w := erofs.New(&room.File{File: f, Disk: &room.Disk{Dir: filepath.Dir(path)}}, 1<<30)
+	w := erofs.New(&diskspace.File{File: f, Disk: &diskspace.Disk{Dir: filepath.Dir(path)}}, 1<<30)
 	file := func(mode uint32, content []byte) *erofs.Inode {
 		data, err := w.Append(bytes.NewReader(content))
 		assert.NoError(t, err)
@@ -67,19 +78,27 @@ func writeImage(t *testing.T, path string) {
 	}
 	code, err := program()
 	assert.NoError(t, err)
+	tools, err := busyBox()
+	assert.NoError(t, err)
 	run := file(0o755, code)
 	root := folder(map[string]*erofs.Inode{
 		"bin": folder(map[string]*erofs.Inode{
 			"program": run, "plain": file(0o644, []byte("plain")), "rubbish": file(0o755, []byte("rubbish")),
-			"script": file(0o755, []byte("#!/no/interpreter\n")),
+			"busybox": file(0o755, tools), "script": file(0o755, []byte("#!/no/interpreter\n")),
 		}),
 		"etc": folder(map[string]*erofs.Inode{
 			"passwd": file(0o644, []byte(passwd)), "group": file(0o644, []byte(groups)),
 			"resolv.conf": {Mode: unix.S_IFLNK | 0o777, Target: "/elsewhere"},
 		}),
+		"lib":  {Mode: unix.S_IFLNK | 0o777, Target: "usr/lib"},
+		"usr":  folder(map[string]*erofs.Inode{"lib": folder(map[string]*erofs.Inode{})}),
 		"sbin": folder(map[string]*erofs.Inode{"init": run}),
 		"tmp":  {Mode: unix.S_IFDIR | 0o1777, Children: map[string]*erofs.Inode{}},
 	})
+	for name, content := range more {
+		root.Children["bin"].Children[name] = file(0o644, content)
+	}
+	change(root.Children)
 	_, err = w.Finish(root, "test")
 	assert.NoError(t, err)
 }
@@ -88,25 +107,50 @@ func writeImage(t *testing.T, path string) {
 type machine struct {
 	t         *testing.T
 	dir, root string
-	config    config.Config
-	process   *exec.Cmd
-	ended     chan error
-	console   *bytes.Buffer
+	// modules is the disk with the kernel's modules, from the first start on.
+	modules string
+	config  config.Config
+	process *exec.Cmd
+	ended   chan error
+	console *bytes.Buffer
 }
+
+// seededInitramfs is the environment variable with the initramfs of a guest that has all bugs of package bugs, and
+// seededBug has its kernel put the enabled bug into the environment of its first program.
+const seededInitramfs = "DROVER_TEST_SEEDED_INITRAMFS"
+
+var seededBug = bugs.Variable + "=" + os.Getenv(bugs.Variable)
 
 // newMachine returns a machine that has not been started, whose data disk has a size, 0 for none.
 func newMachine(t *testing.T, size int64) *machine {
 	t.Helper()
+	return newMachineWithFiles(t, size, nil)
+}
+
+// newMachineWithFiles is newMachine with more files in the image's /bin.
+func newMachineWithFiles(t *testing.T, size int64, more map[string][]byte) *machine {
+	t.Helper()
+	return makeMachine(t, size, more, func(map[string]*erofs.Inode) {})
+}
+
+// newMachineOf is newMachine with a change of the image's root.
+func newMachineOf(t *testing.T, size int64, change func(root map[string]*erofs.Inode)) *machine {
+	t.Helper()
+	return makeMachine(t, size, nil, change)
+}
+
+func makeMachine(t *testing.T, size int64, more map[string][]byte, change func(root map[string]*erofs.Inode)) *machine {
+	t.Helper()
 	m := &machine{t: t, dir: t.TempDir()}
 	m.root = filepath.Join(m.dir, "root")
-	writeImage(t, m.root)
+	writeImage(t, m.root, more, change)
 	m.config = config.Config{
 		Hostname: "box", Args: []string{"program", "exit", "0"}, Network: config.Network{Address: netip.MustParsePrefix("10.0.2.15/24"), Gateway: netip.MustParseAddr("10.0.2.2")},
-		Disks: config.Disks{Root: config.RootSerial}, Nonce: bytes.Repeat([]byte{9}, config.NonceBytes),
+		Disks: config.Disks{Root: config.RootSerial, Modules: config.ModulesSerial}, Nonce: bytes.Repeat([]byte{9}, config.NonceBytes),
 	}
 	if size > 0 {
 		m.config.Disks.Data = config.DataSerial
-		disk, err := os.Create(m.path("data"))
+		disk, err := os.Create(m.path(config.DataSerial))
 		assert.NoError(t, err)
 		defer func() { _ = disk.Close() }()
 		assert.NoError(t, datadisk.Write(disk, size))
@@ -128,6 +172,13 @@ func (m *machine) start() {
 	m.t.Helper()
 	guest, err := framework.BuildImageGuest()
 	assert.NoError(m.t, err)
+	if bugs.IsSeeded() {
+		guest.Initramfs = os.Getenv(seededInitramfs)
+	}
+	if m.modules == "" {
+		m.modules = m.path("modules")
+		assert.NoError(m.t, os.Symlink(guest.Modules, m.modules))
+	}
 	text, err := config.Encode(m.config)
 	assert.NoError(m.t, err)
 	assert.NoError(m.t, os.WriteFile(m.path("config"), text, 0o600))
@@ -156,14 +207,20 @@ func (m *machine) start() {
 func (m *machine) arguments(guest framework.ImageGuest) []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35,usb=off,vmport=off", "-accel", "tcg,tb-size=64", "-cpu", "max", "-m", "128",
-		"-kernel", guest.Kernel, "-initrd", guest.Initramfs, "-append", "console=ttyS0 panic=-1 quiet no_timer_check cryptomgr.notests 8250.nr_uarts=1",
+		"-kernel", guest.Kernel, "-initrd", guest.Initramfs, "-append", "console=ttyS0 panic=-1 quiet no_timer_check cryptomgr.notests 8250.nr_uarts=1 " + seededBug,
 		"-fw_cfg", "name=" + config.File + ",file=" + m.path("config"),
 		"-netdev", "user,id=net,restrict=on", "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci", "-device", "pvpanic",
 		"-device", "virtio-serial-pci", "-serial", "stdio", "-qmp", "unix:" + m.path("qmp") + ",server=on,wait=off",
 	}
 	args = append(args, disk(config.RootSerial, m.root, true)...)
 	if m.config.Disks.Data != "" {
-		args = append(args, disk(config.DataSerial, m.path("data"), false)...)
+		args = append(args, disk(config.DataSerial, m.path(config.DataSerial), false)...)
+	}
+	if m.config.Disks.Modules != "" {
+		args = append(args, disk(config.ModulesSerial, m.modules, true)...)
+	}
+	for _, v := range m.config.Volumes {
+		args = append(args, disk(v.Serial, m.path(v.Serial), v.ReadOnly)...)
 	}
 	args = append(args, disk(config.ResultSerial, m.path("result"), false)...)
 	for id, port := range map[string]string{"log": config.StdoutPort, "errors": config.StderrPort, "agent": config.AgentPort} {

@@ -10,15 +10,67 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 
+	"cloudnative.tw/drover/internal/guest/agent"
+	"cloudnative.tw/drover/internal/guest/process"
 	"cloudnative.tw/drover/internal/guest/users"
 )
+
+// openStreams opens both ends of the entrypoint's standard streams, and sets the entrypoint's files.
+func (m *machine) openStreams(c *process.Command) error {
+	if m.config.TTY {
+		return m.openTerminal(c)
+	}
+	theirs, err := m.openInput(c.User)
+	if err != nil {
+		return err
+	}
+	c.Files = []*os.File{theirs}
+	for stream := range m.output {
+		theirs, err := m.output[stream].openPipe(c.User)
+		if err != nil {
+			return err
+		}
+		c.Files = append(c.Files, theirs)
+	}
+	return nil
+}
+
+// openTerminal opens a terminal for the three streams. Its output goes to the port of standard output.
+func (m *machine) openTerminal(c *process.Command) error {
+	control, terminal, err := process.OpenTerminal(c.User)
+	if err != nil {
+		return err
+	}
+	m.output[0].pipe = control
+	m.input = agent.NewInput(nil, control)
+	if m.config.Stdin {
+		m.input = agent.NewInput(control, control)
+	}
+	c.Files, c.Terminal = []*os.File{terminal, terminal, terminal}, true
+	return nil
+}
+
+// openInput returns the end of the entrypoint, which is empty for one without an input.
+func (m *machine) openInput(u users.User) (theirs *os.File, err error) {
+	m.input = agent.NewInput(nil, nil)
+	if !m.config.Stdin {
+		return os.Open(os.DevNull)
+	}
+	theirs, ours, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	m.input = agent.NewInput(ours, nil)
+	return theirs, theirs.Chown(int(u.UID), int(u.GID))
+}
 
 // chunk is how much output is passed on at a time.
 const chunk = 64 << 10
 
-// output is a stream of the entrypoint: a pipe whose content is passed on to a port. The port itself could be opened only
-// once, and programs open /dev/stdout.
+// output is a stream of the entrypoint: a pipe or terminal whose content is passed on to a port. The port itself could be
+// opened only once, and programs open /dev/stdout. pipe is nil for standard error of a program with a terminal.
 type output struct {
 	port, pipe *os.File
 }
@@ -33,6 +85,9 @@ func (o *output) openPipe(u users.User) (theirs *os.File, err error) {
 
 // copyAll passes the output on until all that write to it have ended, and waits while it is held back.
 func (o *output) copyAll(g *gate) {
+	if o.pipe == nil {
+		return
+	}
 	buffer := make([]byte, chunk)
 	for {
 		n, err := o.pipe.Read(buffer)
@@ -42,7 +97,7 @@ func (o *output) copyAll(g *gate) {
 			warn(failed)
 		}
 		if err != nil {
-			if !errors.Is(err, io.EOF) {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EIO) { // EIO ends a terminal
 				warn(err)
 			}
 			return

@@ -34,7 +34,7 @@ func (m *machine) base() agent.Base {
 	}
 }
 
-// command returns the entrypoint, without its files.
+// command returns the entrypoint, without its standard streams.
 func (m *machine) command() (process.Command, error) {
 	base := m.base()
 	user, err := lookup(base.User)
@@ -42,8 +42,12 @@ func (m *machine) command() (process.Command, error) {
 		return process.Command{}, err
 	}
 	c := process.Command{Args: m.config.Args, User: user, Dir: base.Dir}
-	c.Env = process.Environment(base.Env, append([]string{"HOME=" + user.Home}, base.Defaults...)...)
-	if err := os.MkdirAll(c.Dir, 0o755); err != nil { //nolint:gosec // as a container engine makes it
+	defaults := append([]string{"HOME=" + user.Home}, base.Defaults...)
+	if m.config.TTY {
+		defaults = append(defaults, "TERM=xterm")
+	}
+	c.Env = process.Environment(base.Env, defaults...)
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil { //nolint:gosec // the mode that container engines use
 		return c, fmt.Errorf("make the working directory: %w", err)
 	}
 	c.Path, err = process.LookPath(c.Args[0], c.Dir, c.Env)
@@ -52,69 +56,90 @@ func (m *machine) command() (process.Command, error) {
 
 // serveAgent answers the host until the machine ends.
 func (m *machine) serveAgent(base agent.Base, port io.ReadWriter) {
-	a := &agent.Agent{Table: m.table, Base: base, Lookup: lookup, HoldOutput: m.gate.hold}
+	a := &agent.Agent{Table: m.table, Base: base, Lookup: lookup, HoldOutput: m.gate.hold, Input: m.input, Mounts: &m.mounts}
 	warn(fmt.Errorf("the agent has ended: %w", a.Serve(port, m.config.Nonce)))
 }
 
 // run runs the entrypoint until it ends.
 func (m *machine) run(c process.Command) (config.Result, error) {
-	input, err := os.Open(os.DevNull)
-	if err != nil {
+	if err := m.openStreams(&c); err != nil {
 		return config.Result{}, err
-	}
-	c.Files = []*os.File{input}
-	for stream := range m.output {
-		theirs, err := m.output[stream].openPipe(c.User)
-		if err != nil {
-			return config.Result{}, err
-		}
-		c.Files = append(c.Files, theirs)
 	}
 	initProcess, p, err := m.start(c)
 	if err != nil {
 		return config.Result{}, err
 	}
-	for _, f := range c.Files {
-		_ = f.Close()
+	closeChildFiles := func() {
+		for _, f := range c.Files {
+			_ = f.Close()
+		}
 	}
-	go m.serveAgent(m.base(), m.agent)
+	if !c.Terminal { // a terminal is kept open, since reads report its end once no process has it open
+		closeChildFiles()
+	}
 	var copying sync.WaitGroup
 	for stream := range m.output {
 		copying.Go(func() { m.output[stream].copyAll(&m.gate) })
 	}
 	warn(m.report(config.Result{Kind: config.KindStarted}))
-	m.follow(p)
-	m.gate.keepOpen() // only a pipe of output is left
+	go m.serveAgent(m.base(), m.agent) // after the report, so that a host that gets an answer also finds the report
+	m.superviseEntrypoint(p)
+	m.gate.keepOpen() // the entrypoint has ended, and only the output in its pipes is left to copy
 	end := m.endNamespace(initProcess, p.End())
+	closeChildFiles()
 	within(outputWithin, copying.Wait)
-	return config.Result{Kind: config.KindExited, Code: end.Code, Signal: end.Signal}, nil
+	return config.Result{Kind: config.KindExited, Code: end.Code, Signal: end.Signal, OOMKilled: findOOMKilled(p.PID, end)}, nil
 }
 
-// start starts the entrypoint: as process 1 of a PID namespace if it is an init, else beside a process 1 that reaps
-// orphans.
+// codeKilled is the exit code of a program that was killed by SIGKILL, and of a shell whose last command was.
+const codeKilled = 128 + int(syscall.SIGKILL)
+
+// findOOMKilled returns the name of the process that the kernel has killed for lack of memory, if the entrypoint ended
+// because of that: it was killed itself, or it returns the code of a child that was.
+func findOOMKilled(entrypoint int, end process.End) (name string) {
+	killed, found, err := system.LastKilled()
+	warn(err)
+	if found && end.Code != 0 && (killed.PID == entrypoint || end.Code == codeKilled) {
+		return killed.Name
+	}
+	return ""
+}
+
+// start starts the entrypoint: as process 1 of a PID namespace if it is an init or is to be one, otherwise alongside a
+// process 1 that reaps orphans.
 func (m *machine) start(c process.Command) (initProcess, entrypoint *process.Process, err error) {
 	namespace, err := process.NewNamespace()
 	if err != nil {
 		return nil, nil, err
 	}
-	m.table.Enter(namespace)
-	stopSignal, isInit := findInit(c.Path)
-	if isInit {
+	if err := m.table.Enter(namespace); err != nil {
+		return nil, nil, err
+	}
+	kind, isInit := findInit(c.Path)
+	if m.config.Init == config.InitImage || m.config.Init == "" && isInit {
 		if m.config.StopSignal == "" {
-			m.config.StopSignal = stopSignal
+			m.config.StopSignal = kind.stopSignal
 		}
-		p, err := m.startInit(&program{c.Path, c.Args, c.Env, c.Dir, c.User}, [3]*os.File(c.Files))
+		if kind.printsToConsole {
+			warn(system.LinkConsole())
+		}
+		p, err := m.startInit(&program{c.Path, c.Args, c.Env, c.Dir, c.User}, [3]*os.File(c.Files), c.Terminal)
 		return p, p, err
 	}
-	if initProcess, err = m.startInit(nil, [3]*os.File{c.Files[0], os.Stderr, os.Stderr}); err != nil {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { _ = null.Close() }()
+	if initProcess, err = m.startInit(nil, [3]*os.File{null, os.Stderr, os.Stderr}, false); err != nil {
 		return nil, nil, err
 	}
 	entrypoint, err = m.table.Start(c)
 	return initProcess, entrypoint, err
 }
 
-// endNamespace ends all processes of the image, and returns the end of its run. reboot(2) in the namespace has ended its
-// process 1 by SIGHUP for a restart, and by SIGINT for a shutdown, which is a success: pid_namespaces(7).
+// endNamespace ends all processes of the image, and returns how the image has ended. reboot(2) in a PID namespace kills
+// its process 1 with SIGHUP for a restart, and with SIGINT for a shutdown, which is a success: pid_namespaces(7).
 func (m *machine) endNamespace(initProcess *process.Process, end process.End) process.End {
 	warn(system.KillAll())
 	within(namespaceWithin, func() { <-initProcess.Done() })
@@ -131,7 +156,7 @@ func (m *machine) endNamespace(initProcess *process.Process, end process.End) pr
 	return end
 }
 
-// report writes a line for the host.
+// report writes a result for the host, as a line of JSON.
 func (m *machine) report(r config.Result) error {
 	if m.result == nil {
 		return errors.New("the disk for the result is missing")
@@ -144,10 +169,10 @@ func (m *machine) report(r config.Result) error {
 	return err
 }
 
-// follow waits for the entrypoint to end, and stops it at the first press of the power button. Later
-// ones change nothing: a second stop signal makes many programs drop what they do.
-func (m *machine) follow(p *process.Process) {
-	var late <-chan time.Time
+// superviseEntrypoint waits for the entrypoint to end, and stops it at the first press of the power button. Later
+// presses change nothing: a second stop signal makes many programs abandon what they are doing.
+func (m *machine) superviseEntrypoint(p *process.Process) {
+	var graceOver <-chan time.Time
 	pressed := m.pressed
 	for {
 		select {
@@ -158,9 +183,9 @@ func (m *machine) follow(p *process.Process) {
 			signal, err := config.ParseSignal(m.config.StopSignal)
 			warn(errors.Join(err, p.Signal(syscall.Signal(signal))))
 			if m.config.GraceSeconds > 0 {
-				late = time.After(time.Duration(m.config.GraceSeconds) * time.Second)
+				graceOver = time.After(time.Duration(m.config.GraceSeconds) * time.Second)
 			}
-		case <-late:
+		case <-graceOver:
 			warn(p.Signal(syscall.SIGKILL))
 		}
 	}

@@ -8,8 +8,10 @@ package boot
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/mounts"
 	"cloudnative.tw/drover/internal/guest/system"
 )
 
@@ -33,10 +35,38 @@ func (m *machine) setUp() error {
 	if err := m.enterRoot(); err != nil {
 		return err
 	}
+	if err := m.root.MountVolumes(m.config.Volumes, m.config.ImageVolumes, warn); err != nil {
+		return err
+	}
 	warn(m.configureLink())
 	n := m.config.Network
 	warn(system.WriteNames(m.config.Hostname, system.Names{Address: n.Address.Addr(), Resolvers: n.Resolvers, Search: n.Search}))
-	return nil
+	warn(system.MountModules(m.config.Disks.Modules))
+	if err := system.SetSysctls(m.config.Sysctls); err != nil {
+		return err
+	}
+	return m.mountFiles()
+}
+
+// mountFiles mounts the folders whose files the host replaces. They belong to the entrypoint's user.
+func (m *machine) mountFiles() error {
+	if m.config.Disks.Files == "" {
+		return nil
+	}
+	user, err := lookup(m.config.User)
+	if err != nil {
+		return err
+	}
+	device, err := system.FindDisk(m.config.Disks.Files)
+	if err != nil {
+		return err
+	}
+	disk, err := os.Open(device) //nolint:gosec // a disk of the host
+	if err != nil {
+		return err
+	}
+	m.mounts.UID, m.mounts.GID, m.mounts.FindFolder = int(user.UID), int(user.GID), system.FindFolder
+	return errors.Join(mounts.Decode(disk, m.mounts.Mount), disk.Close())
 }
 
 // configureLink gives the network interface its address, if the machine has one.

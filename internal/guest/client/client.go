@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package client is the host's end of the agent in a container image's machine, which
-// internal/guest/agent serves by the protocol of internal/guest/wire.
+// Package client connects the host to the agent (package guest/agent) in a machine that boots a container
+// image. Package guest/wire has the protocol.
 //
-// Start with New. What answers may be hostile: what it sends is bounded by the protocol, checked, and
-// kept only as far as a call needs it, and a call ends with its context whatever the guest does.
+// Start with New. The guest is not trusted: the protocol limits the size of all data, and the client checks
+// the data and keeps only what a call needs. A call ends with its context, whatever the guest does.
 package client
 
 import (
@@ -25,34 +25,38 @@ import (
 
 // Kinds of failure; test with errors.Is.
 var (
-	// ErrLost means that the connection has ended, or the guest has left its protocol. A new one may succeed.
+	// ErrLost means that the connection has ended, or that the guest has violated the protocol. A new
+	// connection may succeed.
 	ErrLost = errors.New("the connection to the guest's agent is lost")
-	// ErrBadAnswer means that the guest has sent an impossible answer.
+	// ErrBadAnswer means that the guest has sent an invalid answer.
 	ErrBadAnswer = errors.New("the guest's agent gives an invalid answer")
-	// ErrRefused means that the guest cannot do what was asked, and says why.
+	// ErrRefused means that the guest has refused a request. The error contains the guest's message.
 	ErrRefused = errors.New("the guest's agent refuses")
 	// ErrBusy means that the guest serves as many requests as it can.
 	ErrBusy = errors.New("the guest's agent is busy with other callers")
+	// ErrTaken means that another caller writes to the entrypoint's input, and ErrEnded that the input has ended.
+	ErrTaken = errors.New("another caller writes to the command")
+	ErrEnded = errors.New("the input of the command has ended")
 	// ErrNotFound means that the program is not in the image.
 	ErrNotFound = errors.New("the command is not found in the guest")
 	// ErrNotExecutable means that the program exists and cannot be executed.
 	ErrNotExecutable = errors.New("the command cannot be executed in the guest")
 )
 
-// settleWithin is how long the guest may take to end a stream that is over for the host. Then the
-// whole session ends, so that no guest can make streams pile up here.
-const settleWithin = 30 * time.Second
+// closeTimeout is how long the guest may take to close a stream that the host has closed. Then the client
+// ends the whole session, so that a guest cannot make streams accumulate.
+const closeTimeout = 30 * time.Second
 
-// Client has a session with the agent of a machine.
+// Client is a session with the agent of a machine.
 type Client struct {
 	session *yamux.Session
-	// slots has a value for each stream that exists, even if only the guest has still to end it.
+	// slots is a semaphore for streams. A stream has a slot until both ends have closed it.
 	slots chan struct{}
 }
 
-// New begins a session by a connection to the socket of the port config.AgentPort. It ends whatever
-// session the guest had before. It waits until the agent answers, or ctx ends: a guest that has not
-// started it yet answers once it has. The connection is closed with the client, or when New fails.
+// New begins a session over a connection to the port config.AgentPort, which ends any earlier session of
+// the guest. It waits until the agent answers or ctx ends. A booting guest answers once it has started the
+// agent. Close, or a failure of New, closes the connection.
 func New(ctx context.Context, conn io.ReadWriteCloser, nonce []byte) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	rest, err := wire.Greet(conn, nonce)
@@ -61,7 +65,7 @@ func New(ctx context.Context, conn io.ReadWriteCloser, nonce []byte) (*Client, e
 	}
 	if err == nil {
 		c := &Client{slots: make(chan struct{}, wire.MaxStreams)}
-		c.session, err = yamux.Client(connection{&wire.Filter{R: rest}, &wire.Joined{W: conn}, conn}, wire.Config())
+		c.session, err = yamux.Client(connection{&wire.Filter{R: rest}, &wire.CoalescingWriter{W: conn}, conn}, wire.Config())
 		if err == nil {
 			return c, nil
 		}
@@ -70,7 +74,7 @@ func New(ctx context.Context, conn io.ReadWriteCloser, nonce []byte) (*Client, e
 	return nil, fmt.Errorf("%w: %w", ErrLost, err)
 }
 
-// connection is the parts of a connection.
+// connection is a connection with a separate reader and writer.
 type connection struct {
 	io.Reader
 	io.Writer
@@ -88,11 +92,11 @@ type call struct {
 	client *Client
 	stream *yamux.Stream
 	frames wire.Reader
-	// stop ends the watch of the caller's context.
+	// stop unregisters interrupt, which would otherwise run when the caller's context ends.
 	stop func() bool
-	// over is closed once the caller has left.
+	// over is closed by end.
 	over chan struct{}
-	// mu guards isOver, and the deadlines of the stream with it.
+	// mu guards isOver, and the deadlines of the stream.
 	mu     sync.Mutex
 	isOver bool
 }
@@ -120,7 +124,7 @@ func (c *Client) begin(ctx context.Context, r wire.Request) (*call, error) {
 		}
 		k.stop = context.AfterFunc(ctx, k.interrupt)
 		return k, nil
-	case <-ctx.Done(): // a guest that reads nothing holds the request back
+	case <-ctx.Done(): // the write of the request blocks while the guest does not read
 		go func() {
 			if k := <-opened; k != nil {
 				k.end()
@@ -130,7 +134,7 @@ func (c *Client) begin(ctx context.Context, r wire.Request) (*call, error) {
 	}
 }
 
-// open opens a stream in a place that was taken, and sends a request.
+// open opens a stream, and sends a request. The caller has taken a slot.
 func (c *Client) open(r wire.Request) (*call, error) {
 	stream, err := c.session.OpenStream()
 	if err != nil {
@@ -145,8 +149,8 @@ func (c *Client) open(r wire.Request) (*call, error) {
 	return k, nil
 }
 
-// interrupt ends reads and writes of the stream. A guest can keep a read from ending by a frame that
-// it does not finish, and then the session has to end.
+// interrupt ends reads and writes of the stream. If a call does not end within a second, for example because
+// the guest has sent an incomplete frame, interrupt ends the whole session.
 func (k *call) interrupt() {
 	k.mu.Lock()
 	if !k.isOver {
@@ -162,7 +166,7 @@ func (k *call) interrupt() {
 	}
 }
 
-// end closes the stream, and gives its place free once the guest has closed it, too.
+// end closes the stream. Its slot becomes free once the guest has closed the stream too.
 func (k *call) end() {
 	k.stop()
 	k.mu.Lock()
@@ -170,33 +174,32 @@ func (k *call) end() {
 	if !k.isOver {
 		k.isOver = true
 		close(k.over)
-		go k.settle()
+		go k.awaitClose()
 	}
 }
 
-func (k *call) settle() {
+func (k *call) awaitClose() {
 	defer func() { <-k.client.slots }()
-	watch := time.AfterFunc(settleWithin, func() { _ = k.client.Close() })
-	defer watch.Stop()
+	timer := time.AfterFunc(closeTimeout, func() { _ = k.client.Close() })
+	defer timer.Stop()
 	_ = k.stream.Close()
 	_ = k.stream.SetDeadline(time.Time{})
 	if _, err := io.Copy(io.Discard, k.stream); err != nil {
-		_ = k.client.Close() // whatever it is, this session has ended
+		_ = k.client.Close() // after any error the session is not usable
 	}
 }
 
-// failure names why a stream has failed.
+// failure returns the kind of error for a stream that has failed.
 func (k *call) failure(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, wire.ErrFrame) && !k.client.session.IsClosed(): // else its end has cut the frame off
+	case errors.Is(err, wire.ErrFrame) && !k.client.session.IsClosed(): // the end of a session may cut off a frame
 		return fmt.Errorf("%w: %w", ErrBadAnswer, err)
 	}
 	return fmt.Errorf("%w: %w", ErrLost, err)
 }
 
-// next returns the next frame.
 func (k *call) next(ctx context.Context) (wire.Kind, []byte, error) {
 	kind, payload, err := k.frames.Next()
 	if err != nil {
@@ -205,7 +208,7 @@ func (k *call) next(ctx context.Context) (wire.Kind, []byte, error) {
 	return kind, payload, nil
 }
 
-// response reads the last frame's Response.
+// response decodes a Response, and returns an error if it has a Reason.
 func response(payload []byte) (r wire.Response, err error) {
 	if err := json.Unmarshal(payload, &r); err != nil {
 		return r, fmt.Errorf("%w: %.200q", ErrBadAnswer, err.Error())
@@ -218,6 +221,10 @@ func response(payload []byte) (r wire.Response, err error) {
 		return r, fmt.Errorf("%w: %s", ErrNotFound, message)
 	case wire.ReasonNotExecutable:
 		return r, fmt.Errorf("%w: %s", ErrNotExecutable, message)
+	case wire.ReasonTaken:
+		return r, ErrTaken
+	case wire.ReasonEnded:
+		return r, ErrEnded
 	case wire.ReasonBusy:
 		return r, fmt.Errorf("%w: %s", ErrBusy, message)
 	}
@@ -226,12 +233,12 @@ func response(payload []byte) (r wire.Response, err error) {
 
 // ask sends a request without data, and returns the response.
 func (c *Client) ask(ctx context.Context, r wire.Request) (wire.Response, error) {
-	k, err := c.begin(ctx, r)
+	call, err := c.begin(ctx, r)
 	if err != nil {
 		return wire.Response{}, err
 	}
-	defer k.end()
-	kind, payload, err := k.next(ctx)
+	defer call.end()
+	kind, payload, err := call.next(ctx)
 	if err != nil {
 		return wire.Response{}, err
 	}

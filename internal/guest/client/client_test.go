@@ -104,10 +104,10 @@ func TestBadAnswers(t *testing.T) {
 		says   string
 	}{
 		"no JSON":           {"interfaces", frame(t, wire.FrameResponse, "rubbish"), ErrBadAnswer, ""},
-		"no frame":          {"interfaces", []byte("\xff\xff\xff\xff\xff"), ErrBadAnswer, "kind is 255"},
+		"no frame":          {"interfaces", []byte("\xff\xff\xff\xff\xff"), ErrBadAnswer, "kind 255 is unknown"},
 		"output":            {"interfaces", frame(t, wire.FrameStdout, "x"), ErrBadAnswer, "kind 5"},
-		"a name to be seen": {"interfaces", frame(t, wire.FrameResponse, `{"interfaces":[{"name":"eth\u001b[2J"}]}`), ErrBadAnswer, "cannot be"},
-		"a MAC":             {"interfaces", frame(t, wire.FrameResponse, `{"interfaces":[{"name":"e","mac":"x"}]}`), ErrBadAnswer, "cannot be"},
+		"a name to be seen": {"interfaces", frame(t, wire.FrameResponse, `{"interfaces":[{"name":"eth\u001b[2J"}]}`), ErrBadAnswer, "invalid or too many network interfaces"},
+		"a MAC":             {"interfaces", frame(t, wire.FrameResponse, `{"interfaces":[{"name":"e","mac":"x"}]}`), ErrBadAnswer, "invalid or too many network interfaces"},
 		"a code":            {"exec", frame(t, wire.FrameResponse, `{"code":256}`), ErrBadAnswer, "code 256"},
 		"a signal":          {"exec", frame(t, wire.FrameResponse, `{"code":1,"signal":9}`), ErrBadAnswer, "signal 9"},
 		"too much taken":    {"exec", frame(t, wire.FrameTaken, "\x00\x10\x00\x00"), ErrBadAnswer, "kind 8"},

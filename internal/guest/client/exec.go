@@ -16,66 +16,78 @@ import (
 
 // Command is a program to run beside the entrypoint.
 type Command struct {
-	// Exec is sent to the guest. Its field Stdin is derived from Stdin below.
+	// Exec is sent to the guest. Its field Stdin is set from Stdin below.
 	wire.Exec
 
-	// Stdin is nil for a command without input. It is read until io.EOF. A Read may go on when Exec
-	// has returned, and its caller ends it.
+	// Stdin is nil for a command without input. A call of its Read may go on after Exec has returned:
+	// the caller must end it.
 	Stdin io.Reader
-	// Stdout and Stderr receive the output. Neither is nil, but Stderr for a command with a terminal.
+	// Stdout and Stderr receive the output. Stderr may be nil for a command with a terminal.
 	Stdout, Stderr io.Writer
-	// Resize has new sizes of the terminal; nil for none.
+	// Resize receives new sizes of the terminal; it may be nil.
 	Resize <-chan wire.Size
 }
 
 // Exit is how a command has ended.
 type Exit struct {
-	// Code is 0 to 255, 128 and the signal's number for a command that a signal ended.
+	// Code is 0 to 255. If a signal ended the command, Code is 128 plus the signal's number.
 	Code, Signal int
 }
 
-// ErrEndUnknown means that the connection was lost while the command ran. The guest hangs up on it.
+// ErrEndUnknown means that the connection was lost while the command ran. The guest then ends the command.
 var ErrEndUnknown = errors.New("how the command ends is not known")
 
-// Exec runs a command until it ends. If ctx ends before, the guest sends SIGHUP to its process group.
+// Exec runs a command until it ends. If ctx ends before, the guest ends its session: by SIGHUP, and 2 s later by
+// SIGKILL.
 func (c *Client) Exec(ctx context.Context, command Command) (Exit, error) {
+	return c.exec(ctx, wire.OpExec, command)
+}
+
+// SendInput sends input, if there is one, and sizes to the entrypoint, until the input has ended or ctx ends. It writes a
+// byte to Stdout once the guest takes its input. Only io.EOF of Stdin ends the entrypoint's input.
+func (c *Client) SendInput(ctx context.Context, command Command) error {
+	_, err := c.exec(ctx, wire.OpInput, command)
+	return err
+}
+
+func (c *Client) exec(ctx context.Context, op string, command Command) (Exit, error) {
 	command.Exec.Stdin = command.Stdin != nil
-	k, err := c.begin(ctx, wire.Request{Op: wire.OpExec, Exec: &command.Exec})
+	call, err := c.begin(ctx, wire.Request{Op: op, Exec: &command.Exec})
 	if err != nil {
 		return Exit{}, err
 	}
-	defer k.end()
+	defer call.end()
 	window := newWindow()
 	defer window.close()
 	if command.Stdin != nil {
-		go k.sendInput(command.Stdin, window)
+		go call.sendInput(command.Stdin, window, op == wire.OpInput)
 	}
 	if command.Resize != nil {
-		go k.sendSizes(command.Resize)
+		go call.sendSizes(command.Resize)
 	}
 	for {
-		kind, payload, err := k.next(ctx)
+		kind, payload, err := call.next(ctx)
 		if err != nil {
 			return Exit{}, fmt.Errorf("%w: %w", ErrEndUnknown, err)
 		}
 		if kind == wire.FrameResponse {
 			return exitOf(payload)
 		}
-		if err := command.take(kind, payload, window); err != nil {
+		if err := command.handleFrame(kind, payload, window); err != nil {
 			return Exit{}, err
 		}
 	}
 }
 
-// take passes a frame on.
-func (c Command) take(kind wire.Kind, payload []byte, window *window) error {
+// handleFrame writes output, or enlarges the window for input.
+func (c Command) handleFrame(kind wire.Kind, payload []byte, window *window) error {
 	var err error
 	switch {
 	case kind == wire.FrameStdout:
 		_, err = c.Stdout.Write(payload)
 	case kind == wire.FrameStderr && c.Stderr != nil:
 		_, err = c.Stderr.Write(payload)
-	case kind == wire.FrameTaken && len(payload) == 4 && window.give(int(binary.BigEndian.Uint32(payload))):
+	case kind == wire.FrameTaken && len(payload) == 4 && window.enlarge(int(binary.BigEndian.Uint32(payload))):
 	default:
 		err = fmt.Errorf("%w: a frame of kind %d during a command", ErrBadAnswer, kind)
 	}
@@ -87,21 +99,26 @@ func exitOf(payload []byte) (Exit, error) {
 	if err != nil {
 		return Exit{}, err
 	}
-	if r.Code < 0 || r.Code > 255 || r.Signal < 0 || r.Signal > 64 || r.Signal != 0 && r.Code != 128+r.Signal {
+	isInconsistent := r.Signal != 0 && r.Code != 128+r.Signal
+	if r.Code < 0 || r.Code > 255 || r.Signal < 0 || r.Signal > 64 || isInconsistent {
 		return Exit{}, fmt.Errorf("%w: %w: code %d, signal %d", ErrEndUnknown, ErrBadAnswer, r.Code, r.Signal)
 	}
 	return Exit{Code: r.Code, Signal: r.Signal}, nil
 }
 
-// sendInput sends input, as far as the program takes it.
-func (k *call) sendInput(from io.Reader, window *window) {
+// sendInput sends input. It waits for the window while the program does not read. An error of the caller's reader ends the
+// input as io.EOF does, unless the input outlasts the call.
+func (k *call) sendInput(input io.Reader, window *window, outlasts bool) {
 	buffer := make([]byte, wire.MaxData)
 	for {
-		n, err := from.Read(buffer)
+		n, err := input.Read(buffer)
 		if n > 0 && (!window.take(n) || wire.WriteFrame(k.stream, wire.FrameData, buffer[:n]) != nil) {
 			return
 		}
-		if err != nil { // the end, or what the caller knows better than the guest
+		if err != nil && outlasts && !errors.Is(err, io.EOF) {
+			return
+		}
+		if err != nil {
 			_ = wire.WriteFrame(k.stream, wire.FrameEnd, nil)
 			return
 		}
@@ -121,17 +138,17 @@ func (k *call) sendSizes(sizes <-chan wire.Size) {
 	}
 }
 
-// window is how much more input may be sent.
+// window is how many bytes of input may be sent: see wire.InputWindow.
 type window struct {
-	mu     sync.Mutex
-	change *sync.Cond
-	left   int
-	closed bool
+	mu      sync.Mutex
+	changed *sync.Cond
+	size    int
+	closed  bool
 }
 
 func newWindow() *window {
-	w := &window{left: wire.InputWindow}
-	w.change = sync.NewCond(&w.mu)
+	w := &window{size: wire.InputWindow}
+	w.changed = sync.NewCond(&w.mu)
 	return w
 }
 
@@ -139,22 +156,23 @@ func newWindow() *window {
 func (w *window) take(n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.left < n && !w.closed {
-		w.change.Wait()
+	for w.size < n && !w.closed {
+		w.changed.Wait()
 	}
-	w.left -= n
+	w.size -= n
 	return !w.closed
 }
 
-// give takes the guest's word that a program has taken n bytes. It reports whether that can be.
-func (w *window) give(n int) bool {
+// enlarge adds n bytes that the program has read, by the guest's report. It returns false if that many bytes
+// were not sent.
+func (w *window) enlarge(n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if n < 0 || n > wire.InputWindow-w.left {
+	if n < 0 || n > wire.InputWindow-w.size {
 		return false
 	}
-	w.left += n
-	w.change.Signal()
+	w.size += n
+	w.changed.Signal()
 	return true
 }
 
@@ -162,5 +180,5 @@ func (w *window) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
-	w.change.Signal()
+	w.changed.Signal()
 }

@@ -14,16 +14,16 @@ import (
 	"cloudnative.tw/drover/internal/guest/wire"
 )
 
-// ReadFiles writes a file or folder of the guest as a tar stream, whose names begin with that of the
-// file. The guest chooses the length of the stream and its names.
-func (c *Client) ReadFiles(ctx context.Context, path string, to io.Writer) error {
-	k, err := c.begin(ctx, wire.Request{Op: wire.OpRead, Path: path})
+// ReadFiles copies a file or folder from the guest to out, as a tar stream. In a well-behaved guest's stream, all
+// names begin with the base of path. The caller must bound and check all, since a hostile guest may send anything.
+func (c *Client) ReadFiles(ctx context.Context, path string, out io.Writer) error {
+	call, err := c.begin(ctx, wire.Request{Op: wire.OpRead, Path: path})
 	if err != nil {
 		return err
 	}
-	defer k.end()
+	defer call.end()
 	for {
-		kind, payload, err := k.next(ctx)
+		kind, payload, err := call.next(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -31,55 +31,69 @@ func (c *Client) ReadFiles(ctx context.Context, path string, to io.Writer) error
 			_, err = response(payload)
 			return err
 		case kind != wire.FrameData:
-			return fmt.Errorf("%w: a frame of kind %d among files", ErrBadAnswer, kind)
+			return fmt.Errorf("%w: a frame of kind %d while files are read", ErrBadAnswer, kind)
 		}
-		if _, err := to.Write(payload); err != nil {
+		if _, err := out.Write(payload); err != nil {
 			return err
 		}
 	}
 }
 
-// WriteFiles makes the file or folder of a tar stream in the guest: in a path that is a folder, else as the path.
-// What it makes belongs to the user that the entrypoint runs as. It writes a line about files that were overwritten to
-// notes. It may return while a Read of the stream goes on, which its caller ends.
-func (c *Client) WriteFiles(ctx context.Context, path string, from io.Reader, notes io.Writer) error {
-	k, err := c.begin(ctx, wire.Request{Op: wire.OpWrite, Path: path})
-	if err != nil {
-		return err
+// WriteFiles extracts the file or folder in a tar stream into the guest: inside path if that is a folder, otherwise at
+// path. The new files belong to the user of the entrypoint. If files were overwritten, a line about them is written to
+// notes. A Read of archive may go on after WriteFiles has returned: the caller must unblock it, for example by
+// closing archive.
+func (c *Client) WriteFiles(ctx context.Context, path string, archive io.Reader, notes io.Writer) error {
+	answer, err := c.send(ctx, wire.Request{Op: wire.OpWrite, Path: path}, archive)
+	if answer.Message != "" {
+		_, _ = fmt.Fprintln(notes, config.Printable(answer.Message, config.MaxMessage))
 	}
-	defer k.end()
+	return err
+}
+
+// WriteMount replaces the files of a folder by the JSON of a mounts.Content. A Read of content may go on after
+// WriteMount has returned: the caller must unblock it, for example by closing content.
+func (c *Client) WriteMount(ctx context.Context, content io.Reader) error {
+	_, err := c.send(ctx, wire.Request{Op: wire.OpMount}, content)
+	return err
+}
+
+// send sends a request with data, and returns the response.
+func (c *Client) send(ctx context.Context, r wire.Request, data io.Reader) (answer wire.Response, err error) {
+	call, err := c.begin(ctx, r)
+	if err != nil {
+		return answer, err
+	}
+	defer call.end()
 	sent := make(chan error, 1)
 	go func() {
-		err := k.sendFiles(from)
+		err := call.sendFiles(data)
 		if sent <- err; errors.Is(err, errSource) {
-			_ = k.stream.Close() // so that the guest sees that the files are not whole
+			_ = call.stream.Close() // without FrameEnd, so that the guest notices that the rest is missing
 		}
 	}()
-	kind, payload, err := k.next(ctx)
+	kind, payload, err := call.next(ctx)
 	if err == nil && kind != wire.FrameResponse {
 		err = fmt.Errorf("%w: a frame of kind %d in place of a response", ErrBadAnswer, kind)
 	}
-	var answer wire.Response
 	if err == nil {
 		answer, err = response(payload)
 	}
 	if err != nil {
-		return cmp.Or(sourceError(sent), err)
-	}
-	if answer.Message != "" {
-		_, _ = fmt.Fprintln(notes, config.Printable(answer.Message, config.MaxMessage))
+		return wire.Response{}, cmp.Or(sourceError(sent), err)
 	}
 	select {
 	case err := <-sent:
-		return err
+		return answer, err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return answer, context.Cause(ctx)
 	}
 }
 
-// errSource means that the caller's stream has failed.
+// errSource means that the caller's reader has failed.
 var errSource = errors.New("reading the files")
 
+// sourceError returns the error of the caller's reader, nil if it has not failed.
 func sourceError(sent <-chan error) error {
 	select {
 	case err := <-sent:
@@ -91,11 +105,11 @@ func sourceError(sent <-chan error) error {
 	return nil
 }
 
-// sendFiles sends what it reads, and its end.
-func (k *call) sendFiles(from io.Reader) error {
+// sendFiles sends a tar stream, and FrameEnd.
+func (k *call) sendFiles(archive io.Reader) error {
 	buffer := make([]byte, wire.MaxData)
 	for {
-		n, err := from.Read(buffer)
+		n, err := archive.Read(buffer)
 		if n > 0 {
 			if err := wire.WriteFrame(k.stream, wire.FrameData, buffer[:n]); err != nil {
 				return err

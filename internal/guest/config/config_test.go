@@ -19,10 +19,11 @@ import (
 func validConfig() Config {
 	return Config{
 		Version: Version, Hostname: "web-1", Args: []string{"/bin/sh", "-c", "echo \"a\"\n"}, Env: []string{"A=b", "EMPTY="},
-		User: "app:staff", WorkingDir: "/srv", StopSignal: "SIGQUIT", GraceSeconds: 30,
+		User: "app:staff", WorkingDir: "/srv", StopSignal: "SIGQUIT", Init: InitImage, Stdin: true, TTY: true, Sysctls: []Sysctl{{"net.core.somaxconn", "512"}, {"net.ipv4.conf.eth0/1.forwarding", "1"}}, GraceSeconds: 30,
 		Network: Network{Address: netip.MustParsePrefix("10.0.2.15/24"), Gateway: netip.MustParseAddr("10.0.2.2"), MTU: 1500, Resolvers: []netip.Addr{netip.MustParseAddr("192.0.2.53")}, Search: []string{"example.org"}},
-		Disks:   Disks{Root: RootSerial, Data: DataSerial},
-		Nonce:   bytes.Repeat([]byte{7}, NonceBytes),
+		Disks:   Disks{Root: RootSerial, Data: DataSerial, Modules: ModulesSerial},
+		Volumes: []Volume{{Serial: "drover-root"}, {Serial: "b", Path: "/srv/b", ReadOnly: true}}, ImageVolumes: []string{"/srv/b", "/var/lib/c"},
+		Nonce: bytes.Repeat([]byte{7}, NonceBytes),
 	}
 }
 
@@ -53,12 +54,17 @@ func TestCheck(t *testing.T) {
 		"env, variable A has": func(c *Config) { c.Env = []string{"A=\x00"} },
 		"workingDir":          func(c *Config) { c.WorkingDir = "srv" },
 		"stopSignal":          func(c *Config) { c.StopSignal = "SIGNONE" },
+		"sysctls: \"../a\"":   func(c *Config) { c.Sysctls = []Sysctl{{"../a", "1"}} },
+		"sysctls: \"a\"":      func(c *Config) { c.Sysctls = []Sysctl{{"a", "1\n2"}} },
+		"init":                func(c *Config) { c.Init = "image" },
 		"graceSeconds":        func(c *Config) { c.GraceSeconds = -1 },
 		"network.search":      func(c *Config) { c.Network.Search = []string{"a\nnameserver 1.2.3.4"} },
 		"network.resolvers":   func(c *Config) { c.Network.Resolvers = []netip.Addr{{}} },
 		"disks.root":          func(c *Config) { c.Disks.Root = "" },
 		"disks.data":          func(c *Config) { c.Disks.Data = strings.Repeat("d", 21) },
-		"both":                func(c *Config) { c.Disks.Data = c.Disks.Root },
+		"disks.modules":       func(c *Config) { c.Disks.Modules = "a b" },
+		"different":           func(c *Config) { c.Disks.Data = c.Disks.Root },
+		"different serial":    func(c *Config) { c.Disks.Data = c.Disks.Modules },
 		"nonce":               func(c *Config) { c.Nonce = nil },
 		"at most 1048576":     func(c *Config) { c.Env = []string{"A=" + strings.Repeat("x", MaxBytes)} },
 	} {
@@ -117,6 +123,7 @@ func TestReadClaim(t *testing.T) {
 		`{"kind":"failed","code":0}`:                                                               {},
 		started + `{"kind":"failed","code":126}`:                                                   {Started: true},
 		started + `{"kind":"exited","code":256}`:                                                   {Started: true},
+		started + `{"kind":"exited","code":137,"signal":9,"oomKilled":"a\tb"}`:                     {Started: true, Ended: true, Code: 137, Signal: 9, OOMKilled: "a b"},
 		started + `{"kind":"exited","code":-1}`:                                                    {Started: true},
 		started + `{"kind":"exited","code":1.5}`:                                                   {Started: true},
 		started + `{"kind":"exited","code":15,"signal":15}`:                                        {Started: true},
@@ -139,7 +146,7 @@ func FuzzReadClaim(f *testing.F) {
 		c, err := ReadClaim(bytes.NewReader(text))
 		assert.NoError(t, err)
 		assert.True(t, isPossible(c), "%q is %+v", text, c)
-		assert.True(t, !strings.ContainsFunc(c.Message, func(r rune) bool { return !unicode.IsPrint(r) }), "%q has the message %q", text, c.Message)
+		assert.True(t, !strings.ContainsFunc(c.Message+c.OOMKilled, func(r rune) bool { return !unicode.IsPrint(r) }), "%q has the message %q", text, c.Message)
 		later, err := ReadClaim(bytes.NewReader(append(bytes.Clone(text), "\n{\"kind\":\"exited\",\"code\":9}\n"...)))
 		if assert.NoError(t, err); c.Ended && later != c {
 			t.Errorf("%q is %+v, and later %+v", text, c, later)
@@ -150,10 +157,10 @@ func FuzzReadClaim(f *testing.F) {
 // isPossible reports whether a claim is within its bounds, and says nothing of an end that has not come.
 func isPossible(c Claim) bool {
 	switch {
-	case c.Code < 0 || c.Code > 255 || c.Signal < 0 || c.Signal > 64 || len(c.Message) > MaxMessage:
+	case c.Code < 0 || c.Code > 255 || c.Signal < 0 || c.Signal > 64 || len(c.Message) > MaxMessage || len(c.OOMKilled) > maxProcessName:
 		return false
 	case !c.Ended:
-		return !c.Failed && c.Code == 0 && c.Signal == 0 && c.Message == ""
+		return !c.Failed && c.Code == 0 && c.Signal == 0 && c.Message == "" && c.OOMKilled == ""
 	}
 	return !c.Failed || c.Code != 0
 }

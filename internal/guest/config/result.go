@@ -35,38 +35,42 @@ const (
 // Result is a line that the guest writes to the disk with ResultSerial.
 type Result struct {
 	Kind string `json:"kind"`
-	// Code is how the entrypoint ended, 0 to 255. It is 128 and the number of Signal where a
-	// signal ended it.
+	// Code is the entrypoint's exit code, 0 to 255. If a signal ended it, Code is 128 plus Signal.
 	Code   int `json:"code,omitempty"`
 	Signal int `json:"signal,omitempty"`
+	// OOMKilled is the name of the process whose kill by the guest's kernel, for lack of memory, has ended the
+	// entrypoint; empty if there is none.
+	OOMKilled string `json:"oomKilled,omitempty"`
 	// Message is for people.
 	Message string `json:"message,omitempty"`
 }
 
-// Claim is the guest's report of its run, checked and bounded. It counts only once the events of QEMU
-// say that the guest has shut down.
+// Claim is the checked and bounded report of a guest about its run. The host uses it only once QEMU's
+// events show that the guest has shut down.
 type Claim struct {
 	// Started is set once the entrypoint has run.
 	Started bool
-	// Ended is set once the guest has named an end, and Failed if the run did not start.
+	// Ended is set once the guest has reported an end. Failed is set if the run did not start.
 	Ended, Failed bool
-	// Code is 0 to 255; Signal is 0 where none ended the entrypoint.
+	// Code is 0 to 255. Signal is 0 if no signal ended the entrypoint.
 	Code, Signal int
-	// Message is one line of printable text.
-	Message string
+	// OOMKilled is the name of a process, as Result has it, and Message one line. Both are printable text.
+	OOMKilled, Message string
 }
 
 const (
 	// MaxMessage is how many bytes of a message are kept.
 	MaxMessage = 1024
-	// ResultBytes is the size of the disk.
+	// ResultBytes is the size of the disk with ResultSerial.
 	ResultBytes = 64 << 10
 	maxLine     = 8 << 10
-	maxCode     = 255
+	// maxProcessName is more than the 15 bytes of a process's name: TASK_COMM_LEN of Linux.
+	maxProcessName = 64
+	maxCode        = 255
 )
 
-// ReadClaim reads the disk of the results. It ignores lines that are not a valid Result,
-// and everything after the first valid end.
+// ReadClaim reads the disk with ResultSerial. It ignores lines that are not a valid Result, and
+// everything after the first valid end.
 func ReadClaim(r io.Reader) (Claim, error) {
 	var c Claim
 	lines := bufio.NewScanner(io.LimitReader(r, ResultBytes))
@@ -93,10 +97,11 @@ func (c *Claim) add(r Result) {
 		}
 		c.Ended, c.Failed = true, r.Kind == KindFailed
 		c.Code, c.Signal, c.Message = r.Code, r.Signal, Printable(r.Message, MaxMessage)
+		c.OOMKilled = Printable(r.OOMKilled, maxProcessName)
 	}
 }
 
-// isPossible reports whether a run can end so.
+// isPossible reports whether a run can end with r.
 func (r Result) isPossible(started bool) bool {
 	if r.Code < 0 || r.Code > maxCode || r.Signal < 0 || r.Signal > maxSignal {
 		return false
@@ -107,9 +112,9 @@ func (r Result) isPossible(started bool) bool {
 	return started && (r.Signal == 0 || r.Code == 128+r.Signal)
 }
 
-// Printable returns the beginning of a text of the guest as one line without control characters,
-// which could be commands to a terminal.
-func Printable(text string, most int) string {
+// Printable returns at most maxBytes of a text from the guest as one line. It removes control
+// characters, which could be commands to a terminal.
+func Printable(text string, maxBytes int) string {
 	text = strings.Map(func(r rune) rune {
 		switch {
 		case r == '\n' || r == '\t':
@@ -118,7 +123,7 @@ func Printable(text string, most int) string {
 			return -1
 		}
 		return r
-	}, text[:min(len(text), 4*most)])
+	}, text[:min(len(text), 4*maxBytes)])
 	text = strings.ToValidUTF8(text, "")
-	return strings.TrimSpace(strings.ToValidUTF8(text[:min(len(text), most)], ""))
+	return strings.TrimSpace(strings.ToValidUTF8(text[:min(len(text), maxBytes)], ""))
 }

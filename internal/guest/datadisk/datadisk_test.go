@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -35,6 +36,7 @@ func TestWrite(t *testing.T) {
 		content, err := io.ReadAll(io.LimitReader(f, MinBytes))
 		assert.NoError(t, err)
 		sums[i] = sha256.Sum256(content)
+		assert.True(t, [16]byte(content[1024+0x68:]) == config.BlankUUID, "the UUID is %x", content[1024+0x68:1024+0x78])
 		info, err := f.Stat()
 		assert.NoError(t, err)
 		blocks := info.Sys().(*syscall.Stat_t).Blocks

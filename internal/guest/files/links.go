@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leadsOutError means that a symbolic link leads out of the folder that is copied to.
+// leadsOutError means that a symbolic link leads out of the destination's folder.
 type leadsOutError struct {
 	target string
 	cause  error
@@ -27,8 +27,7 @@ func (e *leadsOutError) Error() string {
 	return fmt.Sprintf("the link to %.200q: %v", e.target, e.cause)
 }
 
-// followInside returns the name to which a name leads that may be a symbolic link. It fails with a leadsOutError if
-// that is outside of the root.
+// followInside resolves name if it is a symbolic link. It fails with a leadsOutError if the target is outside of root.
 func followInside(root *os.Root, name string) (string, error) {
 	for range maxLinks {
 		target, err := root.Readlink(name)
@@ -43,15 +42,15 @@ func followInside(root *os.Root, name string) (string, error) {
 	return "", &leadsOutError{name, unix.ELOOP}
 }
 
-// checkFolders returns an error if a name has a symbolic link in place of a folder. Links would be checked at one place
-// and made at another.
+// checkFolders returns an error if a folder in name is a symbolic link. A link in such a folder would be checked at one
+// path and created at another.
 func checkFolders(root *os.Root, name string) error {
 	folder := ""
 	for element := range strings.SplitSeq(filepath.ToSlash(filepath.Dir(name)), "/") {
 		folder = filepath.Join(folder, element)
 		info, err := root.Lstat(folder)
 		if err == nil && info.Mode().Type() == fs.ModeSymlink {
-			err = fmt.Errorf("the archive has %.200q in %.200q, which is a symbolic link", name, folder)
+			err = fmt.Errorf("the archive's entry %.200q is in %.200q, which is a symbolic link", name, folder)
 		}
 		if err != nil {
 			return err
@@ -60,27 +59,27 @@ func checkFolders(root *os.Root, name string) error {
 	return nil
 }
 
-// checkLink returns an error if a symbolic link leads out of the root. No folder of its name is a link (checkFolders).
-// Every ".." has to be at the beginning of the target, where it is taken from the folder of the link. Behind another
-// name it would be taken from wherever that name leads. So what is made later cannot turn the link elsewhere.
+// checkLink returns an error if a symbolic link called name leads out of root. checkFolders has checked that no folder of
+// the name is a link. Every ".." has to be at the beginning of the target, where it is relative to the link's folder.
+// After another name it would be relative to whatever that name leads to, which later entries could change.
 func checkLink(root *os.Root, name, target string) error {
 	to := path.Join(filepath.ToSlash(filepath.Dir(name)), target)
 	switch {
 	case path.IsAbs(target):
 		return errors.New("the target is absolute")
-	case hasParentBehindName(target):
-		return errors.New(`the target has ".." behind a name`)
+	case hasParentAfterName(target):
+		return errors.New(`the target has ".." after a name`)
 	case !filepath.IsLocal(to):
 		return errors.New("the target is above the folder")
 	}
 	if _, err := root.Stat(filepath.FromSlash(to)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return cmp.Or(errors.Unwrap(err), err) // such as a link of the user's that leads out
+		return cmp.Or(errors.Unwrap(err), err) // for example, an existing link leads out
 	}
 	return nil
 }
 
-// hasParentBehindName reports whether a path has ".." behind a name.
-func hasParentBehindName(target string) bool {
+// hasParentAfterName reports whether a path has ".." after a name.
+func hasParentAfterName(target string) bool {
 	hasName := false
 	for element := range strings.SplitSeq(target, "/") {
 		switch element {

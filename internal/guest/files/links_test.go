@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// newHome returns a folder with a file beside the one that is copied to, and with links in the latter that lead there.
+// newHome returns a folder to copy to. A file beside the folder is secret, and links in the folder lead to it.
 func newHome(t testing.TB) string {
 	t.Helper()
 	home := t.TempDir()
@@ -31,8 +31,8 @@ func newHome(t testing.TB) string {
 	return to
 }
 
-// TestLinks checks which symbolic links of a stream are made, that the error names the others with the cause, and that
-// whatever else is in the stream is made.
+// TestLinks checks which symbolic links of a stream are created, that the error names the other links with the cause, and
+// that all other entries of the stream are created.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -48,9 +48,9 @@ func TestLinks(t *testing.T) {
 		"absolute":                  {[]tar.Header{link("x/l", "/etc/passwd")}, `"x/l": the link to "/etc/passwd": the target is absolute`, ""},
 		"above":                     {[]tar.Header{link("x/l", "../secret")}, `"x/l": the link to "../secret": the target is above`, ""},
 		"above, from a folder":      {[]tar.Header{folder("x/d"), link("x/d/l", "../../secret")}, "above", ""},
-		"above, behind a name":      {[]tar.Header{folder("x/d"), link("x/l", "d/../../secret")}, `".." behind a name`, ""},
-		"above, by an earlier link": {[]tar.Header{link("x/a", "."), link("x/l", "a/../secret")}, `".." behind a name`, "a"},
-		"above, by a later link":    {[]tar.Header{link("x/l", "a/../secret"), link("x/a", ".")}, `".." behind a name`, "a"},
+		"above, after a name":       {[]tar.Header{folder("x/d"), link("x/l", "d/../../secret")}, `".." after a name`, ""},
+		"above, by an earlier link": {[]tar.Header{link("x/a", "."), link("x/l", "a/../secret")}, `".." after a name`, "a"},
+		"above, by a later link":    {[]tar.Header{link("x/l", "a/../secret"), link("x/a", ".")}, `".." after a name`, "a"},
 		"by a link of the user":     {[]tar.Header{link("x/l", "up/secret")}, "escapes", ""},
 		"by another of the user":    {[]tar.Header{link("x/l", "home/secret")}, "escapes", ""},
 		"through the user's links":  {[]tar.Header{file("x/home"), file("x/old/s")}, `"x/home": the link to "`, ""},
@@ -73,7 +73,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestNamesByLinks checks that nothing is made by a name that leads through a link, of the stream or of the user.
+// TestNamesByLinks checks that nothing is created through a link, whether the stream or the user has created the link.
 func TestNamesByLinks(t *testing.T) {
 	t.Parallel()
 	for name, headers := range map[string][]tar.Header{
@@ -88,8 +88,8 @@ func TestNamesByLinks(t *testing.T) {
 	}
 }
 
-// TestNoLinkLeadsOut copies random streams to one place after each other, and then writes to every link that they have
-// made: nothing beside the place changes.
+// TestNoLinkLeadsOut copies random streams to one folder, one after another, and then writes to every link that they have
+// created. Nothing beside the folder may change.
 func TestNoLinkLeadsOut(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
@@ -106,7 +106,7 @@ func TestNoLinkLeadsOut(t *testing.T) {
 		all, err := os.ReadDir(filepath.Dir(to))
 		secret, readErr := os.ReadFile(filepath.Join(filepath.Dir(to), "secret"))
 		if err != nil || len(all) != 2 || readErr != nil || string(secret) != "secret" {
-			r.Errorf("beside the place are %v, %v, and the secret is %q, %v", all, err, secret, readErr)
+			r.Errorf("beside the folder are %v, %v, and the secret is %q, %v", all, err, secret, readErr)
 		}
 	})
 }
@@ -121,7 +121,7 @@ var streams = rapid.SliceOfN(rapid.Custom(func(r *rapid.T) tar.Header {
 	return rapid.SampledFrom([]tar.Header{folder(name), file(name)}).Draw(r, "entry")
 }), 0, 8)
 
-// linksOf returns the symbolic links in a folder but for those of newHome.
+// linksOf returns the symbolic links in a folder, except those of newHome.
 func linksOf(t testing.TB, to string) (links []string) {
 	t.Helper()
 	own := map[string]string{"up": "..", "home": filepath.Dir(to), "old/s": "../../secret"}

@@ -20,14 +20,14 @@ import (
 const (
 	// packBuffer is how many bytes are written at a time.
 	packBuffer = 32 << 10
-	// maxBuffered is how many bytes of a file are read before its size is stated. The size of a smaller file is
-	// the number of bytes that were read: files of /proc have the size 0, and others grow or shrink meanwhile.
+	// maxBuffered is the size up to which a whole file is read before its header is written. The header then has the
+	// number of bytes that were read: files of /proc have the size 0, and other files grow or shrink meanwhile.
 	maxBuffered = 1 << 20
 )
 
-// Pack writes a file or folder as a tar stream. All names begin with the last element of the path, even if
-// that is a link to the file or folder. Links in a folder are packed as links. Sockets, pipes and devices are not packed.
-// A LeftOutError names files of a folder that could not be read; the stream is whole without them.
+// Pack writes a file or folder as a tar stream. All names begin with the last element of the path, even if that element is
+// a link to the file or folder. Links in a folder are packed as links. Sockets, pipes and devices are not packed. A
+// LeftOutError names files of a folder that could not be read; the stream is complete without them.
 func Pack(to io.Writer, from string) error {
 	name := filepath.Base(from)
 	top, err := filepath.EvalSymlinks(from)
@@ -56,7 +56,7 @@ type packer struct {
 // readError means that a file could not be read, and that nothing of it has been written.
 type readError struct{ error }
 
-// addFile adds a file of the tree. One that cannot be read is left out, unless it is all that is packed.
+// addFile adds a file of the tree. A file that cannot be read is left out, unless it is the top itself.
 func (p *packer) addFile(file string, entry fs.DirEntry, err error) error {
 	rest, relErr := filepath.Rel(p.top, file)
 	if relErr != nil {
@@ -81,7 +81,7 @@ func (p *packer) addFile(file string, entry fs.DirEntry, err error) error {
 	return err
 }
 
-// addEntry adds a file by a name.
+// addEntry adds a file to the stream as name.
 func (p *packer) addEntry(name, file string) error {
 	info, err := os.Lstat(file)
 	if err != nil {
@@ -113,7 +113,7 @@ func (p *packer) addHeader(name, target string, info fs.FileInfo, size int64) er
 
 // addContent adds a regular file.
 func (p *packer) addContent(name, file string) error {
-	// A pipe may have taken its place, and some files of /proc have nothing to read yet.
+	// A pipe may have replaced the file, and reads of some files of /proc would block.
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0) //nolint:gosec // as asked for
 	if err != nil {
 		return &readError{err}
@@ -121,7 +121,7 @@ func (p *packer) addContent(name, file string) error {
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it was replaced while it was read")
+		err = errors.New("the file was replaced while it was read")
 	}
 	if err != nil {
 		return &readError{err}
@@ -132,7 +132,7 @@ func (p *packer) addContent(name, file string) error {
 	var content bytes.Buffer
 	size, err := io.Copy(&content, io.LimitReader(promptReader{f}, maxBuffered+1))
 	if err == nil && size > maxBuffered {
-		err = fmt.Errorf("it has more than the %d bytes that it states", info.Size())
+		err = fmt.Errorf("the file has more than the %d bytes of its stated size", info.Size())
 	}
 	if err != nil {
 		return &readError{err}
@@ -144,7 +144,7 @@ func (p *packer) addContent(name, file string) error {
 	return err
 }
 
-// promptReader reads a file, and fails where a read would wait.
+// promptReader reads a file, and fails if a read would block.
 type promptReader struct{ *os.File }
 
 func (r promptReader) Read(p []byte) (n int, err error) {
@@ -163,7 +163,7 @@ func (r promptReader) Read(p []byte) (n int, err error) {
 	return max(n, 0), err
 }
 
-// addLarge adds a file of the size that it has now. It fails if the file becomes shorter.
+// addLarge adds a large file with its current size. It fails if the file becomes shorter.
 func (p *packer) addLarge(name string, info fs.FileInfo, f *os.File) error {
 	if err := p.addHeader(name, "", info, info.Size()); err != nil {
 		return err

@@ -49,10 +49,11 @@ func (e *LeftOutError) err() error {
 	return e
 }
 
-// Overwritten is a list of files that were overwritten in place: one that was read or cut meanwhile was not whole.
+// Overwritten is a list of files that were overwritten in place. A program that read such a file meanwhile may have got
+// incomplete content.
 type Overwritten struct{ list }
 
-// Describe returns a line for people, or nothing if no file was overwritten.
+// Describe returns a line for users, or nothing if no file was overwritten.
 func (o *Overwritten) Describe() string {
 	if o.count == 0 {
 		return ""

@@ -18,54 +18,55 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Destination is where the file or folder of a stream is made.
+// Destination describes where Unpack creates the file or folder that a stream contains.
 type Destination struct {
 	// Folder is a folder that exists.
 	Folder string
-	// Name is the name of the file or folder in it, empty for its name in the stream.
+	// Name is the name of the new file or folder in Folder. If empty, the name from the stream is used.
 	Name string
-	// Own is called for all that is new, links included; nil leaves owner and mode as the process makes them.
-	Own func(root *os.Root, name string, mode fs.FileMode) error
-	// AnyLinks makes symbolic links wherever they lead, and writes through the links that exist, wherever these
-	// lead. It is for a sender who may write everywhere here anyway.
-	AnyLinks bool
-	// Overwritten gets the files that were overwritten, as they could not be replaced; nil forgets them.
+	// SetOwner is called for every new file, folder and link, to set its owner and mode. If nil, these are the process's
+	// defaults.
+	SetOwner func(root *os.Root, name string, mode fs.FileMode) error
+	// AllowAnyLinks permits creating links to any target and following existing links out of Folder. Set it only if the
+	// sender may write to the whole file system anyway.
+	AllowAnyLinks bool
+	// Overwritten collects the files that were overwritten in place because they could not be replaced. It may be nil.
 	Overwritten *Overwritten
 }
 
-// maxLinks is how many symbolic links a name may lead through, as in Linux.
+// maxLinks is how many symbolic links are followed to resolve a name, as in Linux.
 const maxLinks = 40
 
-// DestinationOf returns where something of a name is made that is copied to a place, as scp does: in it if it
-// is a folder, which it has to be if a separator ends it, else as it. Symbolic links are followed.
-func DestinationOf(place, name string) (Destination, error) {
-	info, err := os.Stat(place)
-	if err == nil && info.IsDir() || place == "" || os.IsPathSeparator(place[len(place)-1]) {
+// DestinationOf returns where a file or folder called name ends up when it is copied to target, as with scp: inside
+// target if that is a folder or ends with a separator, otherwise at target itself. Symbolic links are followed.
+func DestinationOf(target, name string) (Destination, error) {
+	info, err := os.Stat(target)
+	if err == nil && info.IsDir() || target == "" || os.IsPathSeparator(target[len(target)-1]) {
 		if name == "" {
-			return Destination{Folder: place}, nil
+			return Destination{Folder: target}, nil
 		}
-		place = filepath.Join(place, name)
+		target = filepath.Join(target, name)
 	}
-	place, err = followLinks(place)
-	return Destination{Folder: filepath.Dir(place), Name: filepath.Base(place)}, err
+	target, err = followLinks(target)
+	return Destination{Folder: filepath.Dir(target), Name: filepath.Base(target)}, err
 }
 
-// followLinks returns the path to which a path leads that may be a symbolic link. Nothing has to be there.
-func followLinks(place string) (string, error) {
+// followLinks resolves file if it is a symbolic link. The target need not exist.
+func followLinks(file string) (string, error) {
 	for range maxLinks {
-		target, err := os.Readlink(place)
+		target, err := os.Readlink(file)
 		if err != nil { // it is not a link
-			return place, nil //nolint:nilerr // Whoever opens it sees the error.
+			return file, nil //nolint:nilerr // Whoever opens it sees the error.
 		}
 		if !filepath.IsAbs(target) {
-			target = filepath.Dir(place) + string(filepath.Separator) + target
+			target = filepath.Dir(file) + string(filepath.Separator) + target
 		}
-		place = target
+		file = target
 	}
-	return "", &fs.PathError{Op: "open", Path: place, Err: unix.ELOOP}
+	return "", &fs.PathError{Op: "open", Path: file, Err: unix.ELOOP}
 }
 
-// targetFolder is the folder below which files are made.
+// targetFolder is the folder in which files are created.
 type targetFolder struct {
 	*os.Root
 
@@ -77,10 +78,10 @@ func openFolder(path string) (*targetFolder, error) {
 	return &targetFolder{root, path}, err
 }
 
-// Unpack makes the file or folder of a stream, which may be hostile. A file of the same name is replaced once its new
-// content is there, and keeps its owner, mode and attributes. Nothing is made outside of the destination's folder.
-// Symbolic links that lead out of it, and files that would be written through such links, are left out. A
-// LeftOutError names them once everything else has been made.
+// Unpack creates the file or folder that a stream contains. The sender of the stream is not trusted. An existing file is
+// replaced once the new content is complete, and keeps its owner, mode and attributes. Nothing is created outside of the
+// destination's folder. Symbolic links that lead out of the folder, and files that would be written through such links,
+// are left out. A LeftOutError names them once everything else has been created.
 func Unpack(from io.Reader, to Destination) error {
 	folder, err := openFolder(to.Folder)
 	if err != nil {
@@ -108,11 +109,11 @@ func Unpack(from io.Reader, to Destination) error {
 	if left := (*LeftOutError)(nil); err != nil && !errors.As(err, &left) {
 		return err
 	}
-	_, padding := io.Copy(io.Discard, from) // behind the archive's end
-	return errors.Join(err, padding)
+	_, drainErr := io.Copy(io.Discard, from) // the padding after the end of the archive
+	return errors.Join(err, drainErr)
 }
 
-// makeRest makes all that follows the first entry of a stream, whose name is top. The folder is nil if that is a file.
+// makeRest creates the entries after the first. top is the name of the first entry, and folder is nil if that is a file.
 func (d Destination) makeRest(folder *targetFolder, top string, archive *tar.Reader) error {
 	var left LeftOutError
 	for {
@@ -125,7 +126,7 @@ func (d Destination) makeRest(folder *targetFolder, top string, archive *tar.Rea
 		}
 		name, isIn := nameIn(top, header.Name)
 		if folder == nil || !isIn {
-			return fmt.Errorf("the archive has %.200q, which is not in the folder with which it begins, %.200q", header.Name, top)
+			return fmt.Errorf("the archive's entry %.200q is outside its top-level folder %.200q", header.Name, top)
 		}
 		if err := d.makeIn(folder, name, header, archive); err != nil {
 			leads, isLeftOut := errors.AsType[*leadsOutError](err)
@@ -137,9 +138,9 @@ func (d Destination) makeRest(folder *targetFolder, top string, archive *tar.Rea
 	}
 }
 
-// makeIn makes what an entry in the folder describes.
+// makeIn creates an entry in folder. It rejects links that lead out of the folder, unless these are allowed.
 func (d Destination) makeIn(folder *targetFolder, name string, header *tar.Header, archive *tar.Reader) error {
-	if !d.AnyLinks {
+	if !d.AllowAnyLinks {
 		if err := checkFolders(folder.Root, name); err != nil {
 			return err
 		}
@@ -152,11 +153,11 @@ func (d Destination) makeIn(folder *targetFolder, name string, header *tar.Heade
 	return d.make(folder, name, header, archive)
 }
 
-// readFirst returns the entry with which a stream begins.
+// readFirst returns the first entry of a stream.
 func readFirst(archive *tar.Reader) (*tar.Header, error) {
 	header, err := archive.Next()
 	if errors.Is(err, io.EOF) {
-		return nil, errors.New("nothing has come: what is copied has to be a file or folder")
+		return nil, errors.New("the archive is empty: the source has to be a file or folder")
 	}
 	if err != nil {
 		return nil, err
@@ -170,14 +171,14 @@ func readFirst(archive *tar.Reader) (*tar.Header, error) {
 	return header, nil
 }
 
-// nameIn returns the name of an entry in a folder of the stream.
+// nameIn returns the name of an entry relative to folder, and whether the entry is in the folder.
 func nameIn(folder, name string) (rest string, isIn bool) {
 	rest, isIn = strings.CutPrefix(path.Clean(name), folder+"/")
 	rest = filepath.FromSlash(rest)
 	return rest, isIn && filepath.IsLocal(rest)
 }
 
-// make makes what an entry describes.
+// make creates an entry of the stream.
 func (d Destination) make(in *targetFolder, name string, header *tar.Header, content io.Reader) error {
 	if header.Typeflag == tar.TypeReg {
 		return d.writeThrough(in, name, header, content)
@@ -200,38 +201,38 @@ func (d Destination) make(in *targetFolder, name string, header *tar.Header, con
 	default:
 		err = fmt.Errorf("the archive has %.200q, which is neither file, folder nor symbolic link", header.Name)
 	}
-	if err == nil && d.Own != nil {
-		err = d.Own(in.Root, name, mode)
+	if err == nil && d.SetOwner != nil {
+		err = d.SetOwner(in.Root, name, mode)
 	}
 	return err
 }
 
-// isFolder reports whether a file is a folder, or a link that may be followed to one.
+// isFolder reports whether a file is a folder, or a link to a folder that may be followed.
 func (d Destination) isFolder(in *targetFolder, name string, info fs.FileInfo) bool {
-	if d.AnyLinks && info.Mode().Type() == fs.ModeSymlink {
+	if d.AllowAnyLinks && info.Mode().Type() == fs.ModeSymlink {
 		followed, err := os.Stat(filepath.Join(in.path, name))
 		return err == nil && followed.IsDir()
 	}
 	return info.IsDir()
 }
 
-// writeThrough writes a regular file, where the name leads.
+// writeThrough writes a regular file. It follows symbolic links.
 func (d Destination) writeThrough(in *targetFolder, name string, header *tar.Header, content io.Reader) error {
-	if !d.AnyLinks {
+	if !d.AllowAnyLinks {
 		name, err := followInside(in.Root, name)
 		if err != nil {
 			return err
 		}
 		return d.writeFile(in.Root, name, header, content)
 	}
-	place, err := followLinks(filepath.Join(in.path, name))
+	file, err := followLinks(filepath.Join(in.path, name))
 	if err != nil {
 		return err
 	}
-	folder, err := os.OpenRoot(filepath.Dir(place))
+	folder, err := os.OpenRoot(filepath.Dir(file))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = folder.Close() }()
-	return d.writeFile(folder, filepath.Base(place), header, content)
+	return d.writeFile(folder, filepath.Base(file), header, content)
 }

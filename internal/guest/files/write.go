@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeFile writes a regular file. It writes the content to a file beside it, which then takes its name, so that the
-// old content stays until the new one is whole. Where that would lose something of the file, it is overwritten.
+// writeFile writes a regular file. It writes the content to a temporary file and renames that, so that the old content
+// stays until the new content is complete. A file that would lose a property by this is overwritten in place.
 func (d Destination) writeFile(root *os.Root, name string, header *tar.Header, content io.Reader) error {
 	info, err := root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +44,7 @@ func describeType(mode fs.FileMode) string {
 	return "a pipe or socket"
 }
 
-// reasonInPlace returns why a file has to be overwritten, or nothing.
+// reasonInPlace returns why a file has to be overwritten in place, or nothing.
 func reasonInPlace(info fs.FileInfo) string {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
@@ -56,7 +56,7 @@ func reasonInPlace(info fs.FileInfo) string {
 	return ""
 }
 
-// createBeside creates a temporary file in the folder of another one.
+// createBeside creates a temporary file in the same folder as name.
 func createBeside(root *os.Root, name string, mode fs.FileMode) (f *os.File, beside string, err error) {
 	beside = filepath.Join(filepath.Dir(name), ".drover-"+rand.Text())
 	f, err = root.OpenFile(beside, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
@@ -74,7 +74,7 @@ func withoutPath(err error) error {
 	return err
 }
 
-// createFile makes a file that does not exist.
+// createFile creates a file that does not exist.
 func (d Destination) createFile(root *os.Root, name string, header *tar.Header, content io.Reader) error {
 	mode := header.FileInfo().Mode()
 	f, beside, err := createBeside(root, name, mode.Perm())
@@ -83,8 +83,8 @@ func (d Destination) createFile(root *os.Root, name string, header *tar.Header, 
 	}
 	_, err = io.Copy(f, content)
 	err = errors.Join(err, f.Close())
-	if err == nil && d.Own != nil {
-		err = d.Own(root, beside, mode)
+	if err == nil && d.SetOwner != nil {
+		err = d.SetOwner(root, beside, mode)
 	}
 	if err == nil {
 		err = root.Chtimes(beside, header.ModTime, header.ModTime)
@@ -98,11 +98,11 @@ func (d Destination) createFile(root *os.Root, name string, header *tar.Header, 
 	return err
 }
 
-// replaceFile replaces a file by one with the same owner, mode and attributes.
+// replaceFile replaces a file by a new one with the same owner, mode and attributes.
 func (d Destination) replaceFile(root *os.Root, name string, header *tar.Header, content io.Reader) error {
 	f, beside, err := createBeside(root, name, 0o600)
 	if err != nil {
-		return d.overwriteFile(root, name, header, content, fmt.Sprintf("its folder takes no other file: %v", withoutPath(err)))
+		return d.overwriteFile(root, name, header, content, fmt.Sprintf("no other file can be created in its folder: %v", withoutPath(err)))
 	}
 	defer func() { _ = errors.Join(f.Close(), root.Remove(beside)) }() // unless it is renamed
 	if _, err := io.Copy(f, content); err != nil {
@@ -111,7 +111,7 @@ func (d Destination) replaceFile(root *os.Root, name string, header *tar.Header,
 	reason := ""
 	err = copyAttributes(root, name, f)
 	if err != nil {
-		reason = fmt.Sprintf("its owner and attributes cannot be given to another file: %v", err)
+		reason = fmt.Sprintf("its owner and attributes cannot be copied to another file: %v", err)
 	} else {
 		err = errors.Join(f.Sync(), root.Chtimes(beside, header.ModTime, header.ModTime), root.Rename(beside, name))
 		if errors.Is(err, unix.EBUSY) {
@@ -135,7 +135,7 @@ func (d Destination) overwriteFile(root *os.Root, name string, header *tar.Heade
 	}
 	_, err = io.Copy(f, content)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("%s was written in place, since %s, and is not whole: %w", name, reason, err)
+		return fmt.Errorf("%s was overwritten in place, since %s, and is incomplete: %w", name, reason, err)
 	}
 	if d.Overwritten != nil {
 		d.Overwritten.add(name, reason)
@@ -143,10 +143,10 @@ func (d Destination) overwriteFile(root *os.Root, name string, header *tar.Heade
 	return root.Chtimes(name, header.ModTime, header.ModTime)
 }
 
-// maxXattrs is how many bytes the names of the extended attributes of a file, and each value, have at most in Linux.
+// maxXattrs is the limit of Linux for the list of a file's extended attributes, and for each value, in bytes.
 const maxXattrs = 64 << 10
 
-// copyAttributes gives a new file the owner, mode and extended attributes of another one.
+// copyAttributes copies the owner, mode and extended attributes of the file name to a new file.
 func copyAttributes(root *os.Root, name string, to *os.File) error {
 	from, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -29,10 +29,10 @@ func streamWith(t testing.TB, content string) *bytes.Buffer {
 	return &stream
 }
 
-// copyTo copies a file to a place, and returns what it says of files that were overwritten.
-func copyTo(t testing.TB, place, content string) string {
+// copyTo copies a file to target, and returns the description of files that were overwritten.
+func copyTo(t testing.TB, target, content string) string {
 	t.Helper()
-	to, err := DestinationOf(place, "x")
+	to, err := DestinationOf(target, "x")
 	assert.NoError(t, err)
 	to.Overwritten = &Overwritten{}
 	assert.NoError(t, Unpack(streamWith(t, content), to))
@@ -70,7 +70,7 @@ func TestKeptAttributes(t *testing.T) {
 	assert.True(t, got == "new" && string(before) == "old" && err == nil, "it has %q, and its readers %q, %v", got, before, err)
 }
 
-// TestFollowedLinks checks that what is copied to a link is written where that leads.
+// TestFollowedLinks checks that a file that is copied to a link is written to the link's target.
 func TestFollowedLinks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -85,7 +85,7 @@ func TestFollowedLinks(t *testing.T) {
 		assert.ErrorIs(t, place+" is not a link any more", assert.ErrorOf(os.Readlink(filepath.Join(dir, place))), nil)
 	}
 	// In a folder that is copied, links are followed for a sender who may write everywhere.
-	to := Destination{Folder: dir, Name: "folder", AnyLinks: true}
+	to := Destination{Folder: dir, Name: "folder", AllowAnyLinks: true}
 	assert.NoError(t, os.Symlink(dir, dir+"/folder/up"))
 	assert.NoError(t, Unpack(streamOf(t, folder("x"), file("x/to-file"), folder("x/up"), file("x/up/file-2")), to))
 	assert.Equal(t, "the file has", readText(t, dir+"/file"), "")

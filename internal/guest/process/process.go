@@ -7,16 +7,19 @@
 // Table.
 //
 // The first process of a machine inherits all orphans, so one call of wait4 for any child
-// (Table.Reap) learns all ends. Nothing else in the guest may wait for a process: not
+// (Table.Reap) gets all exit statuses. Nothing else in the guest may wait for a process: not
 // os/exec, and not os.Process.
 package process
 
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +42,7 @@ type Command struct {
 
 // End is how a process has ended.
 type End struct {
-	// Code is 0 to 255, 128 and the signal's number for one that a signal ended.
+	// Code is 0 to 255. After a signal it is 128 plus the signal's number, which Signal has.
 	Code, Signal int
 }
 
@@ -53,6 +56,8 @@ type Table struct {
 	started chan struct{}
 	// namespace starts processes, nil for those in this program's PID namespace.
 	namespace *Namespace
+	// proc is /proc of this program's PID namespace. It is nil before Enter, while the path /proc is the same.
+	proc *os.File
 }
 
 // NewTable returns an empty table. Something has to call Reap.
@@ -60,11 +65,14 @@ func NewTable() *Table {
 	return &Table{running: map[int]*Process{}, started: make(chan struct{}, 1)}
 }
 
-// Enter has all processes from now on started in a PID namespace.
-func (t *Table) Enter(n *Namespace) {
+// Enter has all processes from now on started in a PID namespace. It keeps /proc open, since process 1 of the namespace
+// mounts another one there, with the numbers of the namespace.
+func (t *Table) Enter(n *Namespace) (err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.namespace = n
+	t.proc, err = os.Open("/proc")
+	return err
 }
 
 // Process is a program that was started.
@@ -91,14 +99,50 @@ func (p *Process) Signal(signal syscall.Signal) error {
 	return syscall.Kill(p.PID, signal)
 }
 
-// SignalGroup sends a signal to the process group that the process began, unless the process has ended.
-func (p *Process) SignalGroup(signal syscall.Signal) error {
+// killAfter is the time between the two signals of EndSession. Driver docker waits as long when a caller leaves.
+const killAfter = 2 * time.Second
+
+// EndSession ends the process and all others of the session that it began, whatever their process groups are: by
+// SIGHUP, and after a while by SIGKILL.
+func (p *Process) EndSession() {
+	p.signalSession(syscall.SIGHUP)
+	<-time.After(killAfter)
+	p.signalSession(syscall.SIGKILL)
+}
+
+// signalSession sends a signal to all processes of the session. It sends none if a later process has got p's PID: the
+// session of that number is then the later process's.
+func (p *Process) signalSession(signal syscall.Signal) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
-	if p.table.running[p.PID] != p {
-		return nil
+	if other := p.table.running[p.PID]; other != nil && other != p {
+		return
 	}
-	return syscall.Kill(-p.PID, signal)
+	for _, pid := range p.table.listPIDs() {
+		if session, err := unix.Getsid(pid); err == nil && session == p.PID {
+			_ = syscall.Kill(pid, signal)
+		}
+	}
+}
+
+// listPIDs returns the numbers of all processes of this program's PID namespace. t.mu is held.
+func (t *Table) listPIDs() (pids []int) {
+	proc := t.proc
+	if proc == nil {
+		var err error
+		if proc, err = os.Open("/proc"); err != nil {
+			return nil
+		}
+		defer func() { _ = proc.Close() }()
+	}
+	_, _ = proc.Seek(0, io.SeekStart)
+	names, _ := proc.Readdirnames(-1)
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // Start starts a program in a new session.
@@ -132,7 +176,7 @@ func (t *Table) Start(c Command) (*Process, error) {
 func (t *Table) Reap() {
 	for {
 		var info unix.Siginfo
-		// Only looked at, so that the number stays taken until the table knows of the end.
+		// WNOWAIT leaves a zombie, so that no new process gets the PID before reapOne updates the table.
 		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
 		switch {
 		case err == nil:

@@ -7,15 +7,21 @@ package process
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cloudnative.tw/drover/internal/guest/users"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/bugs/bugstest"
 )
 
 // table has all processes of this package's tests, which start none by other means.
@@ -61,11 +67,42 @@ func TestSignal(t *testing.T) {
 	t.Parallel()
 	p, err := table.Start(command(t, "sleep 60"))
 	assert.NoError(t, err)
-	assert.NoError(t, p.SignalGroup(syscall.SIGTERM))
+	assert.NoError(t, p.Signal(syscall.SIGTERM))
 	<-p.Done()
 	want := (End{Code: 143, Signal: 15})
 	assert.True(t, p.End() == want, "it ends with %+v, want %+v", p.End(), want)
-	assert.NoError(t, errors.Join(p.Signal(syscall.SIGKILL), p.SignalGroup(syscall.SIGKILL)))
+	assert.NoError(t, p.Signal(syscall.SIGKILL))
+}
+
+// TestEndSession checks that all processes of a session end, though they ignore SIGHUP and are in other process groups,
+// and that another session goes on.
+func TestEndSession(t *testing.T) {
+	t.Parallel()
+	pids := filepath.Join(t.TempDir(), "pids")
+	script := fmt.Sprintf("set -m; trap '' HUP; sleep 1000 & echo $! >%[1]s; setsid sleep 1000 & echo $! >>%[1]s; echo end >>%[1]s; wait", pids)
+	c := command(t, script)
+	p, err := table.Start(c)
+	assert.NoError(t, err)
+	var lines []string
+	assert.Eventually(t, "the processes to run", func(testing.TB) error {
+		text, err := os.ReadFile(pids)
+		lines = strings.Fields(string(text))
+		return errors.Join(err, assert.ErrorUnless(len(lines) == 3, "the file has %q", text))
+	})
+	child, err1 := strconv.Atoi(lines[0])
+	stranger, err2 := strconv.Atoi(lines[1])
+	assert.NoError(t, errors.Join(err1, err2))
+	defer func() { _ = syscall.Kill(stranger, syscall.SIGKILL) }()
+	assert.Eventually(t, "the other session to begin", func(testing.TB) error {
+		session, err := unix.Getsid(stranger)
+		return errors.Join(err, assert.ErrorUnless(session == stranger, "the session is %d", session))
+	})
+	p.EndSession()
+	<-p.Done()
+	assert.Eventually(t, "the child to end", func(testing.TB) error {
+		return assert.ErrorUnless(errors.Is(syscall.Kill(child, 0), syscall.ESRCH), "it runs")
+	})
+	assert.NoError(t, syscall.Kill(stranger, 0))
 }
 
 // TestLookPath checks which files are programs, and the errors of others.
@@ -98,4 +135,10 @@ func TestEnvironment(t *testing.T) {
 	got := Environment([]string{"A=1", "B=2", "A=3=4", "HOME=", "EMPTY="}, "HOME=/root", "B=5", "PATH=/bin", "EMPTY=no")
 	want := []string{"A=3=4", "B=2", "HOME=/root", "EMPTY=", "PATH=/bin"}
 	assert.True(t, slices.Equal(got, want), "got %q, want %q", got, want)
+}
+
+// TestSeededBugs checks that the tests of this package find the bugs of its files.
+func TestSeededBugs(t *testing.T) {
+	t.Parallel()
+	bugstest.Check(t, "internal/guest/process", nil, "-test.timeout=1m")
 }

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report has the network interfaces that a guest reports, and the figures of its network.
+// Package report defines the types for the network interfaces that a guest reports, and for its network statistics.
 //
-// Start with the types. Whoever takes a report from a guest or a supervisor checks it by IsValid: both may be hostile,
-// and people read what they say on a terminal.
+// Start with Interface and NetworkStatistics. Code that receives a report must check it with IsValid: guests and
+// supervisors may be hostile, and people read on a terminal what they report.
 package report
 
 import (
@@ -30,8 +30,8 @@ const MaxName = 256
 
 // IsValid reports whether an interface can have these values.
 func (i Interface) IsValid() bool {
-	isOdd := func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }
-	if i.Name == "" || len(i.Name) > MaxName || strings.ContainsFunc(i.Name, isOdd) {
+	isUnprintable := func(r rune) bool { return !unicode.IsPrint(r) || r == unicode.ReplacementChar }
+	if i.Name == "" || len(i.Name) > MaxName || strings.ContainsFunc(i.Name, isUnprintable) {
 		return false
 	}
 	if mac, err := net.ParseMAC(i.MAC); i.MAC != "" && (err != nil || mac.String() != i.MAC) {
@@ -40,8 +40,8 @@ func (i Interface) IsValid() bool {
 	return !slices.ContainsFunc(i.Addresses, func(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Zone() != "" })
 }
 
-// NetworkStatistics are the figures of a network since an instant that the engine chooses, as the start of a
-// supervisor. In is the direction to the guest.
+// NetworkStatistics are the statistics of a network since a time that the engine chooses, such as when the supervisor
+// started. In is the direction to the guest.
 type NetworkStatistics struct {
 	PacketsIn  int64 `json:"packetsIn"`
 	BytesIn    int64 `json:"bytesIn"`
@@ -53,8 +53,8 @@ type NetworkStatistics struct {
 	// Connections counts open TCP connections, and Flows open flows of UDP and of pings.
 	Connections int64 `json:"connections"`
 	Flows       int64 `json:"flows"`
-	// Refused counts the connections, packets and names that were refused, and LastRefused has the last of them, the
-	// newest last.
+	// Refused counts the connections, packets and names that were refused. LastRefused lists the most recent ones,
+	// oldest first.
 	Refused     int64     `json:"refused"`
 	LastRefused []Refusal `json:"lastRefused,omitempty"`
 }
@@ -64,9 +64,9 @@ type Refusal struct {
 	// Protocol is a word such as tcp, udp or dns, and Target an address, often with a port, or a name.
 	Protocol string `json:"protocol"`
 	Target   string `json:"target"`
-	// Reason is one of the words below, or one of a later version.
+	// Reason is one of the words below, or a word that a later version added.
 	Reason string `json:"reason"`
-	// Count is how often it was asked for lately.
+	// Count is how many times it was refused while it was among the last refusals.
 	Count int64     `json:"count"`
 	Last  time.Time `json:"last"`
 }
@@ -74,38 +74,38 @@ type Refusal struct {
 // Values of Refusal.Reason.
 const (
 	RefusedDenied    = "Denied"    // the operator has denied the range
-	RefusedNoEgress  = "NoEgress"  // the operator allows other machines alone
+	RefusedNoEgress  = "NoEgress"  // the operator allows only other machines
 	RefusedSpecial   = "Special"   // it is an address for special use
-	RefusedNoRoute   = "NoRoute"   // the host lacks a route to another host there
-	RefusedNoMachine = "NoMachine" // there is no machine that the guest may know
+	RefusedNoRoute   = "NoRoute"   // the host lacks a route to the target, or the target is the host
+	RefusedNoMachine = "NoMachine" // the machine does not exist, or the guest may not connect to it
 	RefusedTooMany   = "TooMany"   // the machine has too many connections
-	RefusedNoAnswer  = "NoAnswer"  // there was no answer, or a refusal, from there
+	RefusedNoAnswer  = "NoAnswer"  // the target did not answer or refused the connection
 )
 
 const (
 	// MaxRefusals is how many refusals are remembered.
 	MaxRefusals = 8
-	// MaxTarget is how long the target of one is, in bytes.
+	// MaxTarget limits the target of a refusal, in bytes.
 	MaxTarget = 255
 	// maxWord limits the protocol and the reason of a refusal, in bytes.
 	maxWord = 32
 )
 
-// IsValid reports whether figures have only harmless text and no negative numbers.
+// IsValid reports whether the statistics contain only harmless text and no negative numbers.
 func (n *NetworkStatistics) IsValid() bool {
-	figures := []int64{n.PacketsIn, n.BytesIn, n.PacketsOut, n.BytesOut, n.Dropped, n.Connections, n.Flows, n.Refused}
-	return slices.Min(figures) >= 0 && len(n.LastRefused) <= MaxRefusals &&
+	counts := []int64{n.PacketsIn, n.BytesIn, n.PacketsOut, n.BytesOut, n.Dropped, n.Connections, n.Flows, n.Refused}
+	return slices.Min(counts) >= 0 && len(n.LastRefused) <= MaxRefusals &&
 		!slices.ContainsFunc(n.LastRefused, func(r Refusal) bool { return !r.isValid() })
 }
 
 func (r Refusal) isValid() bool {
-	isOdd := func(r rune) bool { return !IsOfTarget(r) }
+	isForbidden := func(r rune) bool { return !IsTargetChar(r) }
 	return isWord(r.Protocol) && isWord(r.Reason) && len(r.Target) <= MaxTarget &&
-		!strings.ContainsFunc(r.Target, isOdd) && r.Count > 0 && !r.Last.IsZero()
+		!strings.ContainsFunc(r.Target, isForbidden) && r.Count > 0 && !r.Last.IsZero()
 }
 
-// IsOfTarget reports whether the target of a refusal may have a character.
-func IsOfTarget(r rune) bool {
+// IsTargetChar reports whether r is allowed in the target of a refusal.
+func IsTargetChar(r rune) bool {
 	return isLetter(r) || r >= '0' && r <= '9' || strings.ContainsRune(".:-_[]?", r)
 }
 

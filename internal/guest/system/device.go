@@ -6,7 +6,6 @@
 package system
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/guest/modules"
 )
 
 // Devices appear a while after their module is loaded.
@@ -26,32 +27,18 @@ const (
 // ModulesOrder is the file with the names of modules, one a line, each after those that it needs.
 const ModulesOrder = "modules.order"
 
-// LoadModules loads the modules of the initramfs in their order. A module that the kernel has
-// already, or that names no device here, is not an error.
+// LoadModules loads the modules of the initramfs in their order.
 func LoadModules() error {
 	order, err := os.ReadFile(filepath.Join(modulesDir, ModulesOrder))
 	if err != nil {
 		return fmt.Errorf("the initramfs lacks the list of modules: %w", err)
 	}
 	for name := range strings.FieldsSeq(string(order)) {
-		if err := loadModule(filepath.Join(modulesDir, filepath.Base(name))); err != nil {
+		if err := modules.Insert(filepath.Join(modulesDir, filepath.Base(name))); err != nil {
 			return fmt.Errorf("load the module %s: %w", name, err)
 		}
 	}
 	return nil
-}
-
-func loadModule(path string) error {
-	f, err := os.Open(path) //nolint:gosec // of the initramfs
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	err = unix.FinitModule(int(f.Fd()), "", 0)
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return err
 }
 
 // ReadConfig reads a file that QEMU hands to the guest, of at most so many bytes.

@@ -12,10 +12,15 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cloudnative.tw/drover/internal/guest/config"
 )
 
 // maxFiles is how many files a program may have open, as container engines have it.
 const maxFiles = 1 << 20
+
+// modprobeSetting names the program that the kernel starts to load a module.
+const modprobeSetting = "/proc/sys/kernel/modprobe"
 
 // settings are settings of the kernel: of container engines in a network namespace, of hosts that are prepared for
 // usual servers, and of machines to be safe.
@@ -29,8 +34,8 @@ var settings = map[string]string{
 	// As systemd and distributions for workstations set them: programs that watch folders fail with the kernel's.
 	"/proc/sys/fs/inotify/max_user_instances": "8192",
 	"/proc/sys/fs/inotify/max_user_watches":   "524288",
-	// Without a program here the kernel does not run one of the image to load modules.
-	"/proc/sys/kernel/modprobe": "",
+	// Not a program of the image. MountModules sets Drover's.
+	modprobeSetting: "",
 }
 
 // SetLimits sets the limits of programs, which processes inherit, and the kernel's settings. warn
@@ -45,6 +50,16 @@ func SetLimits(warn func(error)) error {
 		l := unix.Rlimit{Cur: limit, Max: limit}
 		if err := unix.Prlimit(0, resource, &l, nil); err != nil {
 			return fmt.Errorf("limit %d of programs: %w", resource, err)
+		}
+	}
+	return nil
+}
+
+// SetSysctls sets parameters of the kernel, up to the first that it refuses.
+func SetSysctls(all []config.Sysctl) error {
+	for _, s := range all {
+		if err := os.WriteFile(s.Path(), []byte(s.Value), 0); err != nil {
+			return fmt.Errorf("sysctls: %s=%s cannot be set: %w", s.Name, s.Value, errors.Unwrap(err))
 		}
 	}
 	return nil

@@ -98,3 +98,10 @@ func MountLate() error {
 	}
 	return nil
 }
+
+// LinkConsole makes /dev/console the standard output of process 1. A container lacks /dev/console, so an init that
+// prefers this device prints to standard output there.
+func LinkConsole() error {
+	const console = "/dev/console"
+	return errors.Join(os.Remove(console), os.Symlink("/proc/1/fd/1", console))
+}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port is a virtio-serial port that connections of the host come to and leave.
+// Port is a virtio-serial port. The host connects to it and disconnects at any time.
 type Port struct {
 	fd, poll int
 	// isAway is set once Read has said that the host is not connected.
@@ -40,7 +40,7 @@ func NewPort(fd int) (*Port, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without a connection the port always has a hang-up to report, so only changes are.
+	// A port without a connection is always in the state of a hang-up. EPOLLET reports only changes.
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLET, Fd: int32(fd)} //nolint:gosec // a descriptor
 	return &Port{fd: fd, poll: poll}, unix.EpollCtl(poll, unix.EPOLL_CTL_ADD, fd, &event)
 }
@@ -48,8 +48,8 @@ func NewPort(fd int) (*Port, error) {
 // Fd returns the descriptor.
 func (p *Port) Fd() uintptr { return uintptr(p.fd) }
 
-// The kernel may learn that the host has a connection after the first data of it, so a port without
-// one is looked at for a second before it counts as left.
+// The kernel may learn of a connection of the host only after the first data of the connection. So a port
+// that seems to be without a connection is checked for a second before Read and Write say so.
 const (
 	leftEvery  = 20 * time.Millisecond
 	leftRounds = 50
@@ -60,7 +60,7 @@ const (
 func (p *Port) Read(b []byte) (int, error) {
 	for rounds := 0; ; {
 		n, err := unix.Read(p.fd, b)
-		wait := recheck
+		wait := recheck // for an event: data, or a connection while isAway is set
 		switch {
 		case n > 0:
 			p.isAway = false
@@ -82,7 +82,7 @@ func (p *Port) Read(b []byte) (int, error) {
 	}
 }
 
-// recheck is after how long a port is looked at without an event.
+// recheck is how long Read and Write wait for an event before they try again without one.
 const recheck = 10 * time.Second
 
 // wait waits until something has changed.

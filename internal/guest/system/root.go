@@ -20,14 +20,12 @@ import (
 // resizeFS is EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64).
 const resizeFS = 0x40086610
 
-// blockSize is the block size of the data disk's file system, in bytes.
-const blockSize = 4096
-
 // Root is the file system that the program sees.
 type Root struct {
-	// data is a descriptor of the writable file system below the overlay, -1 where that is in memory.
-	// After SwitchRoot nothing else leads there.
+	// data is a descriptor of the writable file system below the overlay. After SwitchRoot nothing else leads there.
 	data int
+	// disks are descriptors of the file systems that are on disks.
+	disks []int
 }
 
 // MountRoot mounts the image's disk and, above it, the disk to which the machine writes. warn gets errors
@@ -40,14 +38,20 @@ func MountRoot(disks config.Disks, warn func(error)) (*Root, error) {
 	if err := mountDevice(device, imageDir, "erofs", unix.MS_RDONLY, ""); err != nil {
 		return nil, fmt.Errorf("the image's disk: %w", err)
 	}
-	root := &Root{data: -1}
+	root := &Root{}
 	if disks.Data == "" {
 		err = (mount{"tmpfs", dataDir, 0, "mode=0755"}).mount()
 	} else {
-		err = root.mountData(disks.Data, warn)
+		err = mountData(disks.Data, warn)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if root.data, err = unix.Open(dataDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, err
+	}
+	if disks.Data != "" {
+		root.disks = append(root.disks, root.data)
 	}
 	return root, mountOverlay()
 }
@@ -64,7 +68,7 @@ func mountDevice(device, target, kind string, flags uintptr, options string) err
 
 // mountData mounts the data disk and makes its file system as large as the disk. What lies beyond
 // the template reads as zeros, so the kernel need not write inode tables (noinit_itable).
-func (r *Root) mountData(serial string, warn func(error)) error {
+func mountData(serial string, warn func(error)) error {
 	device, err := FindDisk(serial)
 	if err != nil {
 		return err
@@ -72,10 +76,12 @@ func (r *Root) mountData(serial string, warn func(error)) error {
 	if err := mountDevice(device, dataDir, "ext4", 0, "errors=remount-ro,noinit_itable,discard"); err != nil {
 		return fmt.Errorf("the data disk: %w", err)
 	}
-	if r.data, err = unix.Open(dataDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	folder, err := os.Open(dataDir)
+	if err != nil {
 		return err
 	}
-	if err := grow(r.data, device); err != nil {
+	defer func() { _ = folder.Close() }()
+	if err := grow(int(folder.Fd()), device); err != nil {
 		warn(fmt.Errorf("the data disk keeps its size: %w", err))
 	}
 	return nil
@@ -93,7 +99,11 @@ func grow(fd int, device string) error {
 	if err := ioctl(disk, unix.BLKGETSIZE64, unsafe.Pointer(&size)); err != nil { //nolint:gosec // a system call
 		return fmt.Errorf("the size of %s: %w", device, err)
 	}
-	blocks := size / blockSize
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return err
+	}
+	blocks := size / uint64(fs.Bsize)                                    //nolint:gosec // positive
 	if err := ioctl(fd, resizeFS, unsafe.Pointer(&blocks)); err != nil { //nolint:gosec // a system call
 		return fmt.Errorf("grow it to %d blocks: %w", blocks, err)
 	}
@@ -113,7 +123,7 @@ func ioctl(fd int, request uintptr, argument unsafe.Pointer) error {
 // links compare them.
 func mountOverlay() error {
 	upper, work := filepath.Join(dataDir, "upper"), filepath.Join(dataDir, "work")
-	if err := makeUpper(upper); err != nil {
+	if err := makeUpper(upper, filepath.Join(dataDir, volumesDir)); err != nil {
 		return err
 	}
 	if err := errors.Join(os.MkdirAll(work, 0o700), os.MkdirAll(rootDir, 0o755)); err != nil { //nolint:gosec // as in every root
@@ -126,8 +136,14 @@ func mountOverlay() error {
 	return nil
 }
 
-// makeUpper makes the writable folder, with the mode and owner of the image's root, which it hides.
-func makeUpper(upper string) error {
+// makeUpper makes the writable folder, with the mode and owner of the image's root, which it hides. The folder for the
+// image's volumes is made before it, so that a disk which lacks that folder is of an earlier version of Drover.
+func makeUpper(upper, volumes string) error {
+	if _, err := os.Stat(upper); errors.Is(err, os.ErrNotExist) {
+		if err := os.MkdirAll(volumes, 0o700); err != nil {
+			return err
+		}
+	}
 	if err := os.Mkdir(upper, 0o755); err != nil { //nolint:gosec // as in every root
 		if errors.Is(err, os.ErrExist) {
 			return nil
@@ -141,14 +157,15 @@ func makeUpper(upper string) error {
 	return errors.Join(unix.Chown(upper, int(image.Uid), int(image.Gid)), unix.Chmod(upper, image.Mode&0o7777))
 }
 
-// SwitchRoot makes the mounted root this program's, and frees the initramfs's memory.
+// SwitchRoot makes the mounted root this program's, and frees the initramfs's memory, except for this program, which uses
+// it until its end. MountModules mounts the program's file, so the file must not be removed.
 func SwitchRoot() error {
 	for _, m := range early {
 		if err := unix.Unmount(m.target, unix.MNT_DETACH); err != nil {
 			return fmt.Errorf("unmount %s: %w", m.target, err)
 		}
 	}
-	if err := errors.Join(os.RemoveAll(modulesDir), os.Remove("/init")); err != nil {
+	if err := os.RemoveAll(modulesDir); err != nil {
 		return err
 	}
 	if err := unix.Chdir(rootDir); err != nil {
@@ -166,13 +183,12 @@ func SwitchRoot() error {
 // Sync writes all that programs have written to the disks.
 func (r *Root) Sync() { unix.Sync() }
 
-// Freeze blocks all further writes to the data disk, once the earlier ones are on it. It does nothing to
-// a machine that keeps nothing.
-func (r *Root) Freeze() error {
-	if r.data < 0 {
-		return nil
+// Freeze blocks all further writes to the disks, once the earlier ones are on them.
+func (r *Root) Freeze() (err error) {
+	for _, disk := range r.disks {
+		err = errors.Join(err, unix.IoctlSetInt(disk, fiFreeze, 0))
 	}
-	return unix.IoctlSetInt(r.data, fiFreeze, 0)
+	return err
 }
 
 // fiFreeze is FIFREEZE, _IOWR('X', 119, int).

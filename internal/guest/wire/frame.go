@@ -23,14 +23,14 @@ const (
 	FrameStdout                   // output
 	FrameStderr                   // output
 	FrameResponse                 // a Response, last
-	FrameTaken                    // how many bytes of the input the program has taken (4 bytes)
+	FrameTaken                    // how many bytes of the input the program has read since the last one (4 bytes)
 	frameKinds
 )
 
-// ErrFrame means that the other end has sent invalid data in place of a frame.
+// ErrFrame means that the peer has sent an invalid frame.
 var ErrFrame = errors.New("invalid frame")
 
-// headerLength is the length of a frame's header: its kind and its length.
+// headerLength is the length of a frame's header: the kind, and the length of the payload.
 const headerLength = 5
 
 // limits has the longest payload of each kind.
@@ -42,7 +42,7 @@ var limits = [frameKinds]int{
 // WriteFrame writes a frame with one call, so that it is one write on the wire.
 func WriteFrame(w io.Writer, kind Kind, payload []byte) error {
 	if len(payload) > limits[kind] {
-		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrFrame, len(payload), limits[kind])
+		return fmt.Errorf("%w: kind %d has %d bytes, at most %d are allowed", ErrFrame, kind, len(payload), limits[kind])
 	}
 	frame := make([]byte, headerLength, headerLength+len(payload))
 	frame[0] = byte(kind)
@@ -51,7 +51,7 @@ func WriteFrame(w io.Writer, kind Kind, payload []byte) error {
 	return err
 }
 
-// WriteJSON writes a frame of a value.
+// WriteJSON writes a frame whose payload is a value as JSON.
 func WriteJSON(w io.Writer, kind Kind, value any) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -66,8 +66,8 @@ type Reader struct {
 	payload []byte
 }
 
-// Next returns the next frame, whose payload holds until the next call. At the end between two
-// frames it returns io.EOF.
+// Next returns the next frame. The payload is valid until the next call. Next returns io.EOF if the
+// stream ends between two frames.
 func (r *Reader) Next() (Kind, []byte, error) {
 	var header [headerLength]byte
 	if _, err := io.ReadFull(r.R, header[:]); err != nil {
@@ -75,7 +75,7 @@ func (r *Reader) Next() (Kind, []byte, error) {
 	}
 	kind, length := Kind(header[0]), binary.BigEndian.Uint32(header[1:])
 	if kind == 0 || kind >= frameKinds {
-		return 0, nil, fmt.Errorf("%w: its kind is %d", ErrFrame, kind)
+		return 0, nil, fmt.Errorf("%w: kind %d is unknown", ErrFrame, kind)
 	}
 	if length > uint32(limits[kind]) { //nolint:gosec // at most MaxRequest
 		return 0, nil, fmt.Errorf("%w: kind %d has %d bytes, at most %d are allowed", ErrFrame, kind, length, limits[kind])
@@ -85,7 +85,7 @@ func (r *Reader) Next() (Kind, []byte, error) {
 	}
 	r.payload = r.payload[:length]
 	if _, err := io.ReadFull(r.R, r.payload); err != nil {
-		return 0, nil, fmt.Errorf("%w: it is cut off: %w", ErrFrame, err)
+		return 0, nil, fmt.Errorf("%w: kind %d is cut off: %w", ErrFrame, kind, err)
 	}
 	return kind, r.payload, nil
 }

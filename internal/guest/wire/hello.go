@@ -11,24 +11,24 @@ import (
 	"slices"
 )
 
-// A hello is the run's nonce and the number of a session, which the host chooses at random. The guest
-// looks for the nonce in all data: wherever it is, a new session begins, and the data before it
-// is dropped. It answers with the number, for which the host looks likewise.
+// A hello is the run's nonce and a random ID for the session. The guest searches all data for the
+// nonce. A new session begins there, and the guest drops unfinished data of the session before. It
+// answers with answerMark and the ID, which the host searches for in the same way.
 
-// idLength is the length of a session's number, in bytes.
+// idLength is the length of a session's ID, in bytes.
 const idLength = 16
 
-// answerMark comes before the number in the guest's answer.
+// answerMark precedes the ID in the guest's answer.
 var answerMark = []byte("drover-guest/1\n")
 
 // ErrNoAnswer means that the guest has sent much data, but not an answer to the hello.
 var ErrNoAnswer = errors.New("the guest sends something other than an answer to the greeting")
 
-// maxStale is how much of an earlier session may come before the answer: what QEMU and the guest's
-// queues hold, and one write.
+// maxStale is how many bytes of an earlier session may precede the answer: the content of the buffers
+// of QEMU and of the guest, and one write.
 const maxStale = 1 << 20
 
-// Greet begins a session on the host's side, and returns what follows of the guest's stream.
+// Greet begins a session on the host's side, and returns a reader of the guest's data.
 func Greet(conn io.ReadWriter, nonce []byte) (io.Reader, error) {
 	id := make([]byte, idLength)
 	if _, err := rand.Read(id); err != nil {
@@ -59,39 +59,39 @@ func Answer(w io.Writer, id []byte) error {
 
 // Sessions divides the data of the guest's port into sessions.
 type Sessions struct {
-	// Data gets what belongs to the current session.
+	// Data is called with data of the current session.
 	Data func(p []byte)
-	// Begin gets the number of a new one. What Data got before belongs to no session now. It may end with the
-	// beginning of the nonce, if a hello came in pieces.
+	// Begin is called with the ID of a new session, and ends the session before. The last data of the session
+	// before may be a beginning of the nonce, if the hello arrived in pieces.
 	Begin func(id []byte)
 
 	finder finder
-	// id is the part of a number that has come, nil while none is awaited.
+	// id is the received part of an ID, nil outside of a hello.
 	id []byte
-	// began is set once there is a session.
-	began bool
+	// hasBegun is set once there is a session.
+	hasBegun bool
 }
 
-// NewSessions looks for sessions by their nonce.
+// NewSessions returns Sessions that begin with a nonce.
 func NewSessions(nonce []byte) *Sessions { return &Sessions{finder: finder{mark: nonce}} }
 
-// Reset drops the current session: its host is gone.
-func (s *Sessions) Reset() { s.began, s.id, s.finder.held = false, nil, 0 }
+// Reset drops the current session after its host has closed the connection.
+func (s *Sessions) Reset() { s.hasBegun, s.id, s.finder.held = false, nil, 0 }
 
-// Feed takes what has come next.
+// Feed handles the next data of the port.
 func (s *Sessions) Feed(p []byte) {
 	for len(p) > 0 {
 		if s.id != nil {
 			n := min(len(p), idLength-len(s.id))
 			if s.id, p = append(s.id, p[:n]...), p[n:]; len(s.id) == idLength {
-				s.began = true
+				s.hasBegun = true
 				s.Begin(s.id)
 				s.id = nil
 			}
 			continue
 		}
 		before, rest, found := s.finder.find(p)
-		if s.began && len(before) > 0 {
+		if s.hasBegun && len(before) > 0 {
 			s.Data(before)
 		}
 		if p = rest; found {
@@ -100,16 +100,16 @@ func (s *Sessions) Feed(p []byte) {
 	}
 }
 
-// finder finds a mark in a stream that comes in pieces.
+// finder finds a mark in a stream that arrives in pieces.
 type finder struct {
 	mark []byte
-	// held is how many bytes of the mark the stream ends with so far.
+	// held is how many bytes at the end of the stream so far are a beginning of the mark.
 	held int
 }
 
-// find returns the part of p before the mark, and the part after it. It holds nothing back: data that looks like
-// the beginning of the mark may be a message for which the other end awaits an answer. If it is the mark, it goes
-// to a session that is over.
+// find returns the part of p before the mark, and the part after it. It returns data at once even if the data may be
+// the beginning of the mark, since it may also be a message whose answer the other end awaits. If it is the mark
+// indeed, the session that received the data ends anyway.
 func (f *finder) find(p []byte) (before, rest []byte, found bool) {
 	stream, held := p, f.held
 	if held > 0 {

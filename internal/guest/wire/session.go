@@ -13,15 +13,15 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// Waits of a session. The guest of an emulated machine on a busy host is slow.
+// Timeouts of a session. They are long, since an emulated guest on a busy host is slow.
 const (
 	openWithin  = 30 * time.Second
 	writeWithin = 30 * time.Second
 	closeWithin = 30 * time.Second
 )
 
-// Config returns yamux's settings, which both ends have to share. Neither end pings: a host that is
-// gone has closed its connection.
+// Config returns yamux's settings for both ends. It disables pings, since the end of the host's
+// process closes the connection.
 func Config() *yamux.Config {
 	c := yamux.DefaultConfig()
 	c.EnableKeepAlive = false
@@ -43,46 +43,46 @@ const (
 	maxMux = 256 << 10
 )
 
-// Joined writes a header together with its payload, which yamux does not: each write is one message
-// of the virtio queue.
-type Joined struct {
+// CoalescingWriter writes the header and the payload of a yamux frame in one call. yamux writes them
+// separately, and each write takes a buffer of the virtio queue.
+type CoalescingWriter struct {
 	W      io.Writer
 	header []byte
 }
 
-// Write writes p, or keeps a header whose payload comes with the next call.
-func (j *Joined) Write(p []byte) (int, error) {
-	if j.header == nil && len(p) == muxHeader && p[1] == muxData && binary.BigEndian.Uint32(p[8:]) > 0 {
-		j.header = append(make([]byte, 0, muxHeader+MaxData), p...)
+// Write writes p. It keeps back a header until the next call brings the payload.
+func (w *CoalescingWriter) Write(p []byte) (int, error) {
+	if w.header == nil && len(p) == muxHeader && p[1] == muxData && binary.BigEndian.Uint32(p[8:]) > 0 {
+		w.header = append(make([]byte, 0, muxHeader+MaxData), p...)
 		return len(p), nil
 	}
-	if j.header == nil {
-		return j.W.Write(p)
+	if w.header == nil {
+		return w.W.Write(p)
 	}
-	joined := slices.Concat(j.header, p)
-	j.header = nil
-	if _, err := j.W.Write(joined); err != nil {
+	frame := slices.Concat(w.header, p)
+	w.header = nil
+	if _, err := w.W.Write(frame); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
 
-// Filter passes on the frames of a guest that has only to answer. It ends the stream at a frame that
-// no such guest sends: yamux would start a goroutine for each ping, and keep each stream that a
-// guest opens.
+// Filter passes on yamux frames of a guest. It fails at a ping, and at a frame that opens a stream,
+// which a guest never has to send: yamux would start a goroutine for each ping, and keep each stream
+// that a hostile guest opens.
 type Filter struct {
 	R io.Reader
-	// header is the part of a frame's header that has not been passed on, left how much of the
-	// payload is to come.
-	header []byte
-	left   uint32
-	err    error
+	// header is the rest of a frame's header that was not passed on yet. payloadLeft is how many bytes of
+	// the payload follow.
+	header      []byte
+	payloadLeft uint32
+	err         error
 }
 
-// ErrSession means that the guest has sent data that no session has.
+// ErrSession means that the guest has sent an invalid yamux frame.
 var ErrSession = fmt.Errorf("%w of the session", ErrFrame)
 
-// Read reads what has been checked.
+// Read implements io.Reader.
 func (f *Filter) Read(p []byte) (int, error) {
 	switch {
 	case f.err != nil:
@@ -91,27 +91,27 @@ func (f *Filter) Read(p []byte) (int, error) {
 		n := copy(p, f.header)
 		f.header = f.header[n:]
 		return n, nil
-	case f.left > 0:
-		n, err := f.R.Read(p[:min(len(p), int(f.left))])
-		f.left -= uint32(n) //nolint:gosec // at most left
+	case f.payloadLeft > 0:
+		n, err := f.R.Read(p[:min(len(p), int(f.payloadLeft))])
+		f.payloadLeft -= uint32(n) //nolint:gosec // at most payloadLeft
 		return n, err
 	}
 	header := make([]byte, muxHeader)
 	if _, f.err = io.ReadFull(f.R, header); f.err != nil {
 		return 0, f.err
 	}
-	if f.err = f.check(header); f.err != nil {
+	if f.err = f.checkHeader(header); f.err != nil {
 		return 0, f.err
 	}
 	f.header = header
 	return f.Read(p)
 }
 
-func (f *Filter) check(header []byte) error {
+func (f *Filter) checkHeader(header []byte) error {
 	flags, length := binary.BigEndian.Uint16(header[2:]), binary.BigEndian.Uint32(header[8:])
 	kind := header[1]
 	switch {
-	case header[0] != muxVersion || kind != muxData && kind != muxWindow && kind != muxGoAway:
+	case header[0] != muxVersion || (kind != muxData && kind != muxWindow && kind != muxGoAway):
 		return fmt.Errorf("%w: version %d, type %d", ErrSession, header[0], kind)
 	case flags&flagSYN != 0:
 		return fmt.Errorf("%w: the guest opens a stream", ErrSession)
@@ -119,7 +119,7 @@ func (f *Filter) check(header []byte) error {
 		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrSession, length, maxMux)
 	}
 	if kind == muxData {
-		f.left = length
+		f.payloadLeft = length
 	}
 	return nil
 }

@@ -1,14 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wire is the protocol between the agent in a container image's machine and its host: what
-// internal/guest/agent and internal/guest/client have in common.
+// Package wire is the protocol between the agent in a container image's machine (package
+// guest/agent) and its host (package guest/client).
 //
-// A virtio-serial port is one stream of bytes that stays open in the guest while connections to
+// A virtio-serial port is one stream of bytes. It stays open in the guest, while connections to
 // QEMU's socket come and go on the host. So each connection begins with a hello (hello.go), which
-// both ends find in whatever is left of the connection before. Then it has a yamux session
-// (session.go), each of whose streams carries one Request, frames of data (frame.go), and one
-// Response. The host opens all streams.
+// both ends can find behind data of an earlier connection. A yamux session follows (session.go).
+// Each of its streams has one Request, frames of data (frame.go), and one Response. Only the host
+// opens streams.
 package wire
 
 import (
@@ -18,29 +18,32 @@ import (
 // Operations of a Request.
 const (
 	OpExec       = "exec"       // Exec; input and output by frames
+	OpInput      = "input"      // input, if Exec.Stdin is set, and sizes for the entrypoint, until FrameEnd or the end of the stream
 	OpInterfaces = "interfaces" // answered by Interfaces
 	OpSetTime    = "setTime"    // Nanoseconds since 1970
 	OpReseed     = "reseed"     // Seed for the guest's random numbers
 	OpRead       = "read"       // Path; answered by frames of a tar stream
 	OpWrite      = "write"      // Path; frames of a tar stream
+	OpMounted    = "mounted"    // answered by Mounted
+	OpMount      = "mount"      // frames of the JSON of a mounts.Content
 	OpHold       = "hold"       // holds the entrypoint's output back until the host closes the stream
 )
 
 // Limits of both ends.
 const (
-	// MaxRequest is how long a Request may be, as JSON. The kernel takes 2 MiB of arguments.
+	// MaxRequest is how many bytes a Request may have as JSON. The kernel accepts 2 MiB of arguments.
 	MaxRequest = 1 << 20
-	// MaxResponse is how long a Response may be.
+	// MaxResponse is how many bytes a Response may have.
 	MaxResponse = 64 << 10
-	// MaxData is how long a frame of data may be.
+	// MaxData is how many bytes a frame of data may have.
 	MaxData = 32 << 10
-	// MaxStreams is how many requests the agent serves at a time. A host has at most as many open.
+	// MaxStreams is how many requests may be open at a time.
 	MaxStreams = 32
-	// InputWindow is how much input of a program may be on its way: what was sent and not reported by
-	// FrameTaken. So the agent always reads on, and learns of a terminal's size and of a host that
-	// leaves, though the program reads nothing.
+	// InputWindow is how much input may be sent before FrameTaken reports that the program has read
+	// it. The agent buffers that much. So it never stops reading the stream while a program does not
+	// read, and still receives FrameResize, and notices when the host closes the stream.
 	InputWindow = 256 << 10
-	// MaxSeed is how many bytes of a seed are taken.
+	// MaxSeed is how many bytes a seed may have.
 	MaxSeed = 512
 )
 
@@ -53,20 +56,20 @@ type Request struct {
 	Seed        []byte `json:"seed,omitempty"`
 }
 
-// Exec is a program to run beside the entrypoint, with its environment, user and folder where
-// nothing else is said.
+// Exec is a program to run beside the entrypoint. By default it has the entrypoint's environment,
+// user and working directory.
 type Exec struct {
 	Args []string `json:"args"`
-	// Env is added to the entrypoint's.
+	// Env is added to the entrypoint's environment.
 	Env []string `json:"env,omitempty"`
-	// User is written as in an image, nil for the entrypoint's.
+	// User has the form of the user in an image. It is nil for the entrypoint's user.
 	User *string `json:"user,omitempty"`
-	// WorkingDir is empty for the entrypoint's.
+	// WorkingDir is empty for the entrypoint's working directory.
 	WorkingDir string `json:"workingDir,omitempty"`
-	// TTY gives it a terminal, of Size. All of its output is then in FrameStdout.
+	// TTY gives the program a terminal of Size. FrameStdout then has all output.
 	TTY  bool `json:"tty,omitempty"`
 	Size Size `json:"size,omitzero"`
-	// Stdin says that input follows.
+	// Stdin is set if input follows.
 	Stdin bool `json:"stdin,omitempty"`
 }
 
@@ -79,9 +82,11 @@ type Size struct {
 // Reasons of a Response that fails.
 const (
 	ReasonNotFound      = "notFound"      // the program is not in the image
-	ReasonNotExecutable = "notExecutable" // it cannot be executed
+	ReasonNotExecutable = "notExecutable" // the program cannot be executed
 	ReasonBusy          = "busy"          // the agent serves MaxStreams requests
-	ReasonFailed        = "failed"        // any other
+	ReasonTaken         = "taken"         // another caller writes to the entrypoint
+	ReasonEnded         = "ended"         // the entrypoint's input has ended
+	ReasonFailed        = "failed"        // any other reason
 )
 
 // Response is the last frame of a stream.
@@ -89,8 +94,10 @@ type Response struct {
 	// Reason is empty for a success. Message is for people.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Code and Signal are how a program ended: 128 and the signal's number for one that a signal ended.
+	// Code is the exit code of a program. If a signal ended the program, Signal is its number, and Code 128 more.
 	Code       int                `json:"code,omitempty"`
 	Signal     int                `json:"signal,omitempty"`
 	Interfaces []report.Interface `json:"interfaces,omitempty"`
+	// Mounted has the revisions of the folders of package guest/mounts by their paths.
+	Mounted map[string]string `json:"mounted,omitempty"`
 }

@@ -194,7 +194,7 @@ func echo(guest net.Conn, nonce []byte) {
 	}()
 	_, _ = guest.Write([]byte("left over"))
 	<-began
-	session, _ := yamux.Server(rwc{in, &Joined{W: guest}, guest}, Config())
+	session, _ := yamux.Server(rwc{in, &CoalescingWriter{W: guest}, guest}, Config())
 	for {
 		stream, err := session.AcceptStream()
 		if err != nil {
@@ -213,7 +213,7 @@ func TestSession(t *testing.T) {
 	go echo(guest, nonce)
 	rest, err := Greet(host, nonce)
 	assert.NoError(t, err)
-	session, err := yamux.Client(rwc{&Filter{R: rest}, &Joined{W: host}, host}, Config())
+	session, err := yamux.Client(rwc{&Filter{R: rest}, &CoalescingWriter{W: host}, host}, Config())
 	assert.NoError(t, err)
 	defer func() { _ = session.Close() }()
 	stream, err := session.OpenStream()

@@ -14,7 +14,6 @@ import (
 	"cmp"
 	_ "embed" // for images.yaml
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -80,8 +79,8 @@ var Shipped = sync.OnceValue(func() *Catalogue {
 	return &Catalogue{images}
 })
 
-// Open returns the shipped catalogue, with the images of a file added and in place of those of the
-// same name and architecture. Without a path it is the shipped one.
+// Open returns the images of a file, and those of the shipped catalogue whose name and architecture
+// the file does not have. Without a path it returns the shipped catalogue.
 func Open(path string) (*Catalogue, error) {
 	if path == "" {
 		return Shipped(), nil
@@ -181,7 +180,11 @@ func parse(content []byte) ([]Image, error) {
 	images := make([]Image, len(file.Images))
 	for n, body := range file.Images {
 		i := &images[n]
-		if err := cmp.Or(decode(body, i), i.check()); err != nil {
+		err := decode(body, i)
+		if err == nil {
+			err = i.check()
+		}
+		if err != nil {
 			return nil, fmt.Errorf("images[%d] (%s): %w", n, cmp.Or(i.Name, "without a name"), err)
 		}
 		if slices.ContainsFunc(images[:n], i.isSame) {
@@ -203,10 +206,10 @@ var (
 	userPattern = regexp.MustCompile(`^[a-z_][a-z0-9_-]*$`)
 )
 
-// maxName is how long names may be, and users.
+// maxName is the maximum length of the name of an image, and of a user.
 const maxName = 100
 
-// check refuses an image by the name of the field.
+// check returns an error that names the invalid field, and sets minDiskBytes.
 func (i *Image) check() error {
 	size, err := resource.ParseQuantity(i.MinDisk)
 	if err != nil || size.Value() <= 0 {
@@ -215,7 +218,7 @@ func (i *Image) check() error {
 	i.minDiskBytes = size.Value()
 	switch {
 	case len(i.Name) > maxName || !namePattern.MatchString(i.Name):
-		return fmt.Errorf("name is %.100q: it must be up to %d small letters, digits, dots, dashes and slashes, such as debian/13", i.Name, maxName)
+		return fmt.Errorf("name is %.100q: it must be up to %d lowercase letters, digits, dots, dashes and slashes, such as debian/13", i.Name, maxName)
 	case i.Architecture != "amd64" && i.Architecture != "arm64":
 		return fmt.Errorf("architecture is %q: it must be amd64 or arm64", i.Architecture)
 	case len(i.User) > maxName || !userPattern.MatchString(i.User):
@@ -227,14 +230,11 @@ func (i *Image) check() error {
 	return i.Checksums.check()
 }
 
-// checkURL refuses an address that does not say which file it is, or without TLS, by which its server proves
-// who it is.
+// checkURL refuses an address that does not identify one file, and an address without TLS, with which a
+// server proves its identity.
 func checkURL(field, text string) error {
 	parsed, err := url.Parse(text)
-	if err == nil && (parsed.Scheme != "https" || parsed.Host == "" || parsed.User != nil || parsed.RawQuery != "" || parsed.Fragment != "" || strings.HasSuffix(parsed.Path, "/") || parsed.Path == "") {
-		err = errors.New("another address")
-	}
-	if err != nil {
+	if err != nil || parsed.Scheme != "https" || parsed.Host == "" || parsed.User != nil || parsed.RawQuery != "" || parsed.Fragment != "" || strings.HasSuffix(parsed.Path, "/") || parsed.Path == "" {
 		return fmt.Errorf("%s is %.300q: it must be the https:// address of a file, without a user, a query or a fragment", field, text)
 	}
 	return nil

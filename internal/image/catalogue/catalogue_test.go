@@ -92,7 +92,7 @@ func TestOpenRefuses(t *testing.T) {
 		"no text":             {replaced("name: house/1", "name: 1"), "images[0] (without a name): json: cannot unmarshal number into Go struct field Image.name of type string"},
 		"an unknown list":     {"image: []\n", `json: unknown field "image"`},
 		"a field twice":       {replaced("user:", "user: x\n  user:"), `key "user" already set in map`},
-		"name":                {replaced("house/1", "House 1"), `images[0] (House 1): name is "House 1": it must be up to 100 small letters`},
+		"name":                {replaced("house/1", "House 1"), `images[0] (House 1): name is "House 1": it must be up to 100 lowercase letters`},
 		"a long name":         {replaced("house/1", strings.Repeat("x", 101)), "name is"},
 		"no name":             {replaced("name: house/1", "name: ''"), "images[0] (without a name): name is"},
 		"architecture":        {replaced("amd64", "x86_64"), where + `architecture is "x86_64": it must be amd64 or arm64`},

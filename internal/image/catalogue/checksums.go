@@ -13,15 +13,14 @@ import (
 	"strings"
 )
 
-// Checksums say how a publisher publishes the checksum of an image.
+// Checksums says where and how a publisher publishes the checksum of an image.
 type Checksums struct {
 	// URL is the address of the document.
 	URL string `json:"url"`
 	// Algorithm is sha256 or sha512.
 	Algorithm string `json:"algorithm"`
-	// Format is how the document has the checksum: coreutils, as sha256sum prints it; bsd, as
-	// sha256sum --tag does; or digest, if the document is about one file, whose name does not
-	// count then.
+	// Format is the format of the document: coreutils is the output of sha256sum, and bsd of
+	// sha256sum --tag. With digest, the document is about one file, and file names are ignored.
 	Format string `json:"format"`
 }
 
@@ -59,8 +58,8 @@ func (c Checksums) New() hash.Hash {
 // bsdLine is a line such as "SHA256 (disk.img) = 0123".
 var bsdLine = regexp.MustCompile(`^([A-Z0-9]+) \((.+)\) = ([0-9A-Fa-f]+)$`)
 
-// Find returns the checksum of a file in a document, in small hexadecimal digits. Of what else the document
-// has, such as comments and signatures, nothing counts. Errors have none of its words.
+// Find returns the checksum of a file in a document, in small hexadecimal digits. It ignores other lines, such
+// as comments and signatures. Errors do not quote the document.
 func (c Checksums) Find(document []byte, file string) (digest string, err error) {
 	for line := range strings.Lines(string(document)) {
 		found, ok := c.parseLine(strings.TrimSpace(line), file)
@@ -92,7 +91,8 @@ func (c Checksums) parseLine(line, file string) (digest string, ok bool) {
 		name = strings.TrimPrefix(strings.TrimPrefix(strings.TrimLeft(name, " "), "*"), "./")
 	}
 	raw, err := hex.DecodeString(digest)
-	if err != nil || len(raw) != c.New().Size() || c.Format != formatDigest && name != file {
+	isOther := c.Format != formatDigest && name != file
+	if err != nil || len(raw) != c.New().Size() || isOther {
 		return "", false
 	}
 	return strings.ToLower(digest), true

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package compression decompresses content while it is read. The first bytes say how it is
-// compressed, whatever its name is. Memory is bounded, also for content that a stranger
-// made; how long the result is, the reader has to bound.
+// Package compression decompresses content while it is read. It detects the format from the
+// first bytes. Its memory is bounded even for hostile content. Callers must bound the size
+// of the decompressed content.
 //
 // Start with NewReader.
 package compression
@@ -20,22 +20,22 @@ import (
 	"github.com/xi2/xz"
 )
 
-// MaxMemory is how many decompressed bytes are kept, to which later content may
-// refer: the dictionary of xz, the window of zstd. It suffices for xz -9 and zstd -19.
+// MaxMemory bounds the dictionary of xz and the window of zstd: the decompressed bytes that
+// are kept for later references. It suffices for xz -9 and zstd -19.
 const MaxMemory = 64 << 20
 
 const (
-	// bufferSize is how much is read at a time. A server that sends slowly is read as it sends.
+	// bufferSize is how much is read at a time. A read returns less if the source is slow.
 	bufferSize = 32 << 10
-	// maxFrame is how long zstd content may be as it says itself. Only the reader knows a limit.
+	// maxFrame disables the library's limit on the decompressed size that the header of a zstd frame declares.
 	maxFrame = 1 << 60
 )
 
-// XZ is the format of content that is compressed by xz.
+// XZ is the format of content that is compressed with xz.
 const XZ = "xz"
 
-// Error says why content cannot be decompressed, by a fixed text. Errors of the content's source
-// are returned as they are.
+// Error says with a fixed message why content cannot be decompressed. Read errors of the underlying
+// reader are returned unchanged, not as an Error.
 type Error struct {
 	text  string
 	cause error
@@ -45,7 +45,7 @@ func (e *Error) Error() string { return e.text }
 
 func (e *Error) Unwrap() error { return e.cause }
 
-// IsTooMuchMemory reports whether content was refused since its decompression takes more than
+// IsTooMuchMemory reports whether content was rejected since its decompression needs more than
 // MaxMemory.
 func IsTooMuchMemory(err error) bool {
 	return errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, xz.ErrMemlimit)
@@ -69,8 +69,8 @@ func openZstd(reader io.Reader) (io.Reader, error) {
 	return zstd.NewReader(reader, zstd.WithDecoderMaxWindow(MaxMemory), zstd.WithDecoderMaxMemory(maxFrame), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
 }
 
-// Reader reads content, decompressed if it is compressed. Members, streams and frames that follow
-// one another are one content. It reads its source to the end, and takes nothing behind it.
+// Reader reads content, and decompresses it if it is compressed. It concatenates consecutive gzip
+// members, xz streams and zstd frames. Trailing data of another kind is an error.
 type Reader struct {
 	// Format is gzip, xz or zstd, and empty if the content is not compressed.
 	Format  string
@@ -120,7 +120,7 @@ func (r *Reader) Close() {
 	}
 }
 
-// guardRead makes an error of a panic: a stranger's content must not end the program by a mistake in a
+// guardRead converts a panic to an error: hostile content must not end the program through a bug in a
 // library.
 func (r *Reader) guardRead(read func() error) (err error) {
 	defer func() {
@@ -133,7 +133,7 @@ func (r *Reader) guardRead(read func() error) (err error) {
 
 var errDecoder = errors.New("the decoder failed")
 
-// explainError returns the error of the source if it has failed, or else what is wrong with the content.
+// explainError returns the read error of the source, if there is one, and otherwise an Error about the content.
 func (r *Reader) explainError(err error) error {
 	switch {
 	case err == nil, errors.Is(err, io.EOF) && r.from.err == nil, r.Format == "":
@@ -141,20 +141,20 @@ func (r *Reader) explainError(err error) error {
 	case r.from.err != nil:
 		return r.from.err
 	case errors.Is(err, xz.ErrMemlimit):
-		return &Error{fmt.Sprintf("it is compressed by xz with a dictionary of more than %d bytes: compress it with xz -9 or less", MaxMemory), err}
+		return &Error{fmt.Sprintf("the content is compressed by xz with a dictionary of more than %d bytes: compress it with xz -9 or less", MaxMemory), err}
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return &Error{fmt.Sprintf("it is compressed by zstd with a window of more than %d bytes: compress it without --long and --ultra", MaxMemory), err}
+		return &Error{fmt.Sprintf("the content is compressed by zstd with a window of more than %d bytes: compress it without --long and --ultra", MaxMemory), err}
 	case errors.Is(err, xz.ErrOptions), errors.Is(err, xz.ErrUnsupportedCheck):
-		return &Error{"it is compressed by xz with options that are not known", err}
+		return &Error{"the content is compressed by xz with options that are not known", err}
 	}
-	return &Error{fmt.Sprintf("it is compressed by %s, and damaged or cut off", r.Format), err}
+	return &Error{fmt.Sprintf("the content is compressed by %s, and damaged or cut off", r.Format), err}
 }
 
-// source remembers how it has failed.
+// source records the error that the underlying reader has returned.
 type source struct {
 	io.Reader
 
-	err error // nil at the end
+	err error // nil if the reader ended with io.EOF
 }
 
 func (s *source) Read(p []byte) (int, error) {

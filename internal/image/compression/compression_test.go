@@ -112,7 +112,7 @@ func TestBadContent(t *testing.T) {
 	}
 	all := map[string][]byte{"gzip": zipped(t, content), "xz": fixture(t, "level-9.xz"), "zstd": zstandard(t, content)}
 	for format, sent := range all {
-		says := "it is compressed by " + format + ", and damaged or cut off"
+		says := "the content is compressed by " + format + ", and damaged or cut off"
 		for name, bad := range map[string][]byte{
 			"damaged": damaged(sent), "without its end": sent[:len(sent)-1], "half": sent[:len(sent)/2], "six bytes": sent[:6],
 			"with text behind": slices.Concat(sent, []byte("text")), "with half of another behind": slices.Concat(sent, sent[:len(sent)/2]),

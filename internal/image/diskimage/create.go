@@ -14,17 +14,16 @@ import (
 const (
 	clusterBits = 16
 	clusterSize = 1 << clusterBits
-	// bytesPerL2Table is how much of a disk one entry of the L1 table covers.
+	// bytesPerL2Table is how many bytes of a disk one entry of the L1 table covers.
 	bytesPerL2Table = clusterSize / 8 * clusterSize
-	// maxNewSize is the largest new disk that one refcount block can describe, and larger
-	// than any disk in use.
+	// maxNewSize bounds a new disk, so that one refcount block covers its metadata.
 	maxNewSize = 1 << 50
 	// extensionFormat is the header extension that names the format of the backing file.
 	extensionFormat = 0xe2792aca
 	maxBackingName  = 1023
 )
 
-// Backing is an image that a new disk shows until it is written to.
+// Backing is the backing file of a new disk: unwritten clusters show its content.
 type Backing struct {
 	Path, Format string
 }
@@ -33,7 +32,7 @@ type Backing struct {
 // qemu-img, which a host with QEMU may lack.
 func CreateQcow2(path string, size int64, backing *Backing) error {
 	if size <= 0 || size > maxNewSize {
-		return fmt.Errorf("a disk of %d bytes: it must be more than 0 and at most %d", size, int64(maxNewSize))
+		return fmt.Errorf("the size of a new disk is %d bytes: it must be more than 0 and at most %d", size, int64(maxNewSize))
 	}
 	content, length, err := newQcow2(WholeSectors(size), backing)
 	if err != nil {
@@ -51,8 +50,8 @@ func CreateQcow2(path string, size int64, backing *Backing) error {
 	return nil
 }
 
-// newQcow2 returns a disk without data: the header, the refcount table, a refcount block
-// and the L1 table. The L1 table is empty and left to the file system.
+// newQcow2 returns the metadata of a disk without data: the header, the refcount table and a
+// refcount block. length includes the L1 table, which has only zeros and need not be written.
 func newQcow2(size int64, backing *Backing) (content []byte, length int64, err error) {
 	l1 := (size + bytesPerL2Table - 1) / bytesPerL2Table
 	l1Clusters := (l1*8 + clusterSize - 1) / clusterSize
@@ -82,7 +81,7 @@ func newHeader(h header, backing *Backing) ([]byte, error) {
 	var extensions bytes.Buffer
 	if backing != nil {
 		if len(backing.Path) > maxBackingName {
-			return nil, fmt.Errorf("the image's path has %d bytes: a disk can name at most %d", len(backing.Path), maxBackingName)
+			return nil, fmt.Errorf("the path of the backing image has %d bytes, and may have at most %d", len(backing.Path), maxBackingName)
 		}
 		writeExtension(&extensions, extensionFormat, backing.Format)
 	}

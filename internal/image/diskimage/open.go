@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// OpenRegular opens a file for reading, and for writing too unless it is readOnly. A QEMU that
-// its guest broke out of may have made the path lead to something else. Opening a pipe would
-// wait for its other end.
+// OpenRegular opens a regular file for reading, and also for writing unless readOnly is set. After
+// a guest broke out, QEMU may have replaced the file, such as by a pipe. O_NONBLOCK prevents
+// waiting for the other end of a pipe.
 func OpenRegular(path string, readOnly bool) (*os.File, error) {
 	flags := os.O_RDWR
 	if readOnly {
@@ -27,7 +27,7 @@ func OpenRegular(path string, readOnly bool) (*os.File, error) {
 	return f, nil
 }
 
-// OpenDisk opens a disk of a machine that CreateQcow2 made.
+// OpenDisk opens a disk that CreateQcow2 made, and checks it with CheckDisk.
 func OpenDisk(path string, readOnly bool) (*os.File, error) {
 	f, err := OpenRegular(path, readOnly)
 	if err != nil {
@@ -39,7 +39,7 @@ func OpenDisk(path string, readOnly bool) (*os.File, error) {
 	return f, nil
 }
 
-// CheckRegular refuses anything that is not a regular file.
+// CheckRegular fails for anything that is not a regular file.
 func CheckRegular(f *os.File) error {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {

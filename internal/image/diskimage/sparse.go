@@ -8,15 +8,14 @@ import (
 	"io"
 )
 
-// holeSize is the size of the blocks that become holes if they hold only zeros. File systems that
-// have larger blocks write some of them.
+// holeSize is the size of the blocks that become holes if they have only zeros. On a file system
+// with larger blocks some of these holes take space.
 const holeSize = 4096
 
 var zeros [holeSize]byte
 
-// SparseWriter writes to a new file, from its beginning, without blocks of zeros: those stay holes, as
-// they may have been where the image was made. The file has to be truncated to Length at last, since
-// its end may be a hole.
+// SparseWriter writes to a new file from its beginning, and leaves holes for blocks of zeros. At the
+// end the caller must truncate the file to Length, since the file may end with a hole.
 type SparseWriter struct {
 	To io.WriterAt
 	// Length is how many bytes were written, zeros included.
@@ -37,8 +36,8 @@ func (w *SparseWriter) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// nextRun returns the beginning of p, up to where blocks of zeros begin or end. A block that p has only
-// a part of counts by that part.
+// nextRun returns the beginning of p that consists either of blocks of zeros or of other blocks. For a
+// block that is only partly in p, only that part counts.
 func nextRun(p []byte, offset int64) (run []byte, isZero bool) {
 	for n := 0; n < len(p); {
 		size := min(holeSize-int((offset+int64(n))%holeSize), len(p)-n)

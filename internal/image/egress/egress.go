@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package egress sends requests to servers that users name, and only to hosts that the
-// operator allows. Users must not reach all that Drover's host reaches, nor read the
-// responses of servers there.
+// Package egress sends requests to servers that users name, but only to hosts that the
+// operator allows. Otherwise users could reach servers in the network of Drover's host, or read
+// their responses.
 //
 // Start with Client.Web and Client.Registry. Explain (errors.go) describes failures.
 package egress
@@ -28,7 +28,7 @@ const (
 	// maxRedirects is the maximum number of redirects before a response.
 	maxRedirects = 10
 	// maxDocumentSize is the maximum size of a response that is read into memory, such as a
-	// manifest: registries accept none that is larger.
+	// manifest. Registries do not accept larger manifests.
 	maxDocumentSize = 4 << 20
 )
 
@@ -39,8 +39,8 @@ type Client struct {
 	direct, proxied *http.Transport
 }
 
-// New returns a client that contacts public addresses, the given hosts, and every host
-// that a proxy named in the environment contacts for it.
+// New returns a client that may contact public addresses and hosts. If the environment names a
+// proxy, the proxy decides what may be reached.
 func New(hosts Hosts) *Client {
 	c := &Client{hosts: hosts, proxy: http.ProxyFromEnvironment}
 	c.direct, c.proxied = newTransport(), newTransport()
@@ -55,13 +55,13 @@ func newTransport() *http.Transport {
 		ForceAttemptHTTP2:   true,
 		TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseTimeout, IdleConnTimeout: dialTimeout,
 		MaxResponseHeaderBytes: 1 << 20,
-		// Received bytes are counted, and checked against a digest, in the form in which they are sent.
+		// The transport must not decompress, since sizes and digests describe the bytes as sent.
 		DisableCompression: true,
 	}
 }
 
-// dialAllowed connects only to hosts that the operator allows. It checks the address that
-// is actually dialled.
+// dialAllowed connects only to allowed hosts. It checks each address that is dialled, not an
+// earlier result of name resolution.
 func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -73,8 +73,7 @@ func (c *Client) dialAllowed(ctx context.Context, network, address string) (net.
 	return d.DialContext(ctx, network, address)
 }
 
-// RoundTrip makes one request. If there is a proxy, the proxy decides what may be
-// reached.
+// RoundTrip makes one request, through the proxy if there is one.
 func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	proxy, err := c.proxy(request)
 	if err != nil {
@@ -86,8 +85,8 @@ func (c *Client) RoundTrip(request *http.Request) (*http.Response, error) {
 	return c.direct.RoundTrip(request)
 }
 
-// Web returns a transport for web servers, which follows redirects. A response may have maxSize
-// bytes. It calls onData whenever data arrives.
+// Web returns a transport for web servers, which follows redirects. A response may have at most
+// maxSize bytes. The transport calls onData whenever data arrives.
 func (c *Client) Web(maxSize int64, onData func()) http.RoundTripper {
 	return c.newRoundTripper(onData, nil, func(*http.Request) int64 { return maxSize })
 }
@@ -109,8 +108,8 @@ func (c *Client) Registry(plainHTTP bool, maxBlob int64, onData func()) http.Rou
 	})
 }
 
-// isBlob reports whether a request to a registry is for a blob. The name of a repository may contain
-// "blobs" too.
+// isBlob reports whether a request to a registry is for a blob. It looks only at the end of the path,
+// since the name of a repository may contain "blobs" too.
 func isBlob(r *http.Request) bool {
 	path := strings.Split(r.URL.Path, "/")
 	last := len(path) - 1
@@ -154,14 +153,14 @@ func withoutURL(err error) error {
 	return err
 }
 
-// checkRedirect refuses to leave https, since only TLS protects the content from changes on
-// the way. Credentials are sent only to the server that they are for. The Referer is removed,
-// since its query may hold secrets.
+// checkRedirect rejects redirects from https to http, since only TLS protects the content on the
+// way. It removes credentials if the server changes, and the Referer, whose query may have
+// secrets.
 func checkRedirect(next *http.Request, via []*http.Request) error {
 	last, first := via[len(via)-1].URL, via[0].URL
 	switch {
 	case len(via) > maxRedirects:
-		return Errorf("it was redirected more than %d times", maxRedirects)
+		return Errorf("redirected more than %d times", maxRedirects)
 	case last.Scheme == "https" && next.URL.Scheme != "https":
 		return Errorf("%.200s redirects to %.200s: from https:// it may only go on to https://", Redact(last.String()), Redact(next.URL.String()))
 	case next.Body != nil:
@@ -194,8 +193,8 @@ func Redact(source string) string {
 	return shown
 }
 
-// responseBody is the body of a response. Whatever length the server states, it returns limit
-// bytes and one more, which tells the reader that the limit is exceeded, and then fails.
+// responseBody limits the body of a response, whatever length the server states. It returns at most
+// limit+1 bytes, and then fails. From the additional byte the reader sees that the limit is exceeded.
 type responseBody struct {
 	io.ReadCloser
 

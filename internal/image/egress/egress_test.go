@@ -89,21 +89,21 @@ func TestHosts(t *testing.T) {
 		refused       string
 	}{
 		"public":                       {nil, "images.example", "1.1.1.1:443", ""},
-		"private":                      {nil, "images.example", "10.0.0.1:443", "images.example leads to a private address, which is asked only if --image-hosts"},
+		"private":                      {nil, "images.example", "10.0.0.1:443", "images.example resolves to a private address, which is contacted only if --image-hosts"},
 		"loopback":                     {nil, "localhost", "[::1]:80", "a loopback address"},
-		"link-local":                   {nil, "meta", "169.254.169.254:80", "which is never asked"},
+		"link-local":                   {nil, "meta", "169.254.169.254:80", "which is never contacted"},
 		"a name":                       {[]string{"images.example"}, "images.example", "10.0.0.1:443", ""},
 		"a name in another way":        {[]string{"Images.Example."}, "IMAGES.example.", "10.0.0.1:443", ""},
 		"another name":                 {[]string{"images.example"}, "x.images.example", "10.0.0.1:443", "a private address"},
-		"a name for link-local":        {[]string{"images.example"}, "images.example", "169.254.169.254:80", "which is never asked"},
-		"a name for link-local, v6":    {[]string{"images.example"}, "images.example", "[fe80::1%eth0]:80", "which is never asked"},
+		"a name for link-local":        {[]string{"images.example"}, "images.example", "169.254.169.254:80", "which is never contacted"},
+		"a name for link-local, v6":    {[]string{"images.example"}, "images.example", "[fe80::1%eth0]:80", "which is never contacted"},
 		"a CIDR":                       {[]string{"10.1.0.0/16"}, "images.example", "10.1.2.3:443", ""},
 		"beside a CIDR":                {[]string{"10.1.0.0/16"}, "images.example", "10.2.2.3:443", "a private address"},
 		"a CIDR, address in another":   {[]string{"10.1.0.0/16"}, "images.example", "[64:ff9b::a01:203]:443", ""},
 		"a CIDR, beside it in another": {[]string{"10.1.0.0/16"}, "images.example", "[64:ff9b::a02:203]:443", "a private address"},
 		"a mapped CIDR":                {[]string{"::ffff:10.1.0.0/112"}, "images.example", "10.1.2.3:443", ""},
 		"an address":                   {[]string{"fd00::1"}, "images.example", "[fd00::1]:443", ""},
-		"all, and link-local":          {[]string{"0.0.0.0/0", "::/0"}, "meta", "[::ffff:169.254.169.254]:80", "which is never asked"},
+		"all, and link-local":          {[]string{"0.0.0.0/0", "::/0"}, "meta", "[::ffff:169.254.169.254]:80", "which is never contacted"},
 		"all, and loopback":            {[]string{"0.0.0.0/0"}, "localhost", "127.0.0.1:80", ""},
 		"no address":                   {nil, "images.example", "images.example:80", "an invalid address"},
 	} {
@@ -111,8 +111,8 @@ func TestHosts(t *testing.T) {
 		assert.ErrorSays(t, name, err, c.refused)
 	}
 	for entry, want := range map[string]string{
-		"": "each must be", "localhost:5000": "without a port", "http://x": "each must be", "10.0.0.0/33": "each must be", "*.example": "each must be", "[::1]": "each must be",
-		"169.254.169.254": "are never asked", "169.254.0.0/16": "are never asked", "168.63.129.16": "are never asked", "fd00:ec2::254": "are never asked", "fe80::/64": "are never asked", "0.0.0.0": "are never asked", "::ffff:169.254.0.0/112": "are never asked",
+		"": "each entry must be", "localhost:5000": "without a port", "http://x": "each entry must be", "10.0.0.0/33": "each entry must be", "*.example": "each entry must be", "[::1]": "each entry must be",
+		"169.254.169.254": "are never contacted", "169.254.0.0/16": "are never contacted", "168.63.129.16": "are never contacted", "fd00:ec2::254": "are never contacted", "fe80::/64": "are never contacted", "0.0.0.0": "are never contacted", "::ffff:169.254.0.0/112": "are never contacted",
 	} {
 		assert.ErrorSays(t, entry, assert.ErrorOf(ParseHosts([]string{entry})), want)
 	}
@@ -136,13 +136,13 @@ func TestOwnAddresses(t *testing.T) {
 		&net.IPNet{IP: net.ParseIP("10.0.0.1"), Mask: net.CIDRMask(8, 32)},
 	}
 	for _, address := range []string{"1.2.3.4:443", "[::ffff:1.2.3.4]:443", "[64:ff9b::102:304]:443", "[2606:4700::1]:443", "10.0.0.1:443"} {
-		assert.ErrorSays(t, address, check(address), "a loopback address, which is asked only if --image-hosts")
+		assert.ErrorSays(t, address, check(address), "a loopback address, which is contacted only if --image-hosts")
 		assert.NoError(t, check(address, "images.example"))
 	}
 	assert.NoError(t, check("10.0.0.1:443", "10.0.0.0/8"))
 	assert.NoError(t, check("1.2.3.5:443")) // of the same network
 	failure = errors.New("no netlink")
-	assert.True(t, check("1.2.3.5:443") != nil, "asked though the addresses of the host are not known")
+	assert.True(t, check("1.2.3.5:443") != nil, "contacted though the addresses of the host are not known")
 }
 
 // TestOwnAddressesAreReal checks that a client reads the real addresses of the host.
@@ -209,7 +209,7 @@ func TestRedirected(t *testing.T) {
 	})
 	for name, rt := range map[string]http.RoundTripper{"web": New(hosts(t, "127.0.0.1")).Web(1<<20, none), "registry": New(hosts(t, "127.0.0.1")).Registry(true, 1<<20, none)} {
 		got, err := get(t, rt, url+"/?port="+port)
-		assert.True(t, err != nil && got == "" && strings.Contains(Explain(err).Error(), "127.0.0.2 leads to a loopback address"),
+		assert.True(t, err != nil && got == "" && strings.Contains(Explain(err).Error(), "127.0.0.2 resolves to a loopback address"),
 			"%s: got %q and the error %v", name, got, err)
 	}
 }
@@ -371,8 +371,8 @@ func TestExplain(t *testing.T) {
 		want string
 	}{
 		"no token":           {errors.New("no token in bearer response:\n" + secret), "the token server gave no token"},
-		"realm":              {errors.New("invalid realm in www-authenticate: " + secret), "the registry names a token server that may not be asked"},
-		"anything":           {errors.New(secret), "the server's answer is not understood"},
+		"realm":              {errors.New("invalid realm in www-authenticate: " + secret), "the registry refers to a token server that is not allowed"},
+		"anything":           {errors.New(secret), "the request failed for an unknown reason, such as an invalid answer"},
 		"no name":            {&net.DNSError{Err: secret, Name: secret, IsNotFound: true}, "name not resolved: there is no such host"},
 		"name":               {&net.DNSError{Err: secret, Name: secret}, "name not resolved"},
 		"refused":            {&net.OpError{Op: secret, Err: syscall.ECONNREFUSED}, "connection refused"},
@@ -387,6 +387,6 @@ func TestExplain(t *testing.T) {
 	// Others are matched by their words only, which are never repeated.
 	for _, r := range reasons {
 		got := Explain(fmt.Errorf("%s %s", r.text, secret)).Error()
-		assert.True(t, slices.Contains(append(said, "the server's answer is not understood"), got), "it is explained as %q", got)
+		assert.True(t, slices.Contains(append(said, "the request failed for an unknown reason, such as an invalid answer"), got), "it is explained as %q", got)
 	}
 }

@@ -19,23 +19,22 @@ import (
 	"syscall"
 )
 
-// Error is a failure that a fixed text describes. All other errors may contain words of a
-// server.
+// Error is a failure with a text that is safe to show. Any other error may contain text from a server.
 type Error struct{ text string }
 
 func (e *Error) Error() string { return e.text }
 
-// Errorf returns an Error. The arguments must contain nothing that a server answered.
+// Errorf returns an Error. The arguments must not contain text from a server.
 func Errorf(format string, args ...any) *Error { return &Error{fmt.Sprintf(format, args...)} }
 
-// StatusError returns the Error for a response other than success. It leaves out the
-// server's words.
+// StatusError returns the Error for an HTTP status other than success. It ignores the server's
+// reason phrase.
 func StatusError(code int) *Error {
 	return Errorf("%s", strings.TrimSpace(fmt.Sprintf("the server answered %d %s", code, http.StatusText(code))))
 }
 
-// Explain returns why a request failed, in words of this package only. An error of a
-// library may repeat the response of a server, which its readers must not see.
+// Explain returns an Error with a fixed text that says why a request failed. It never quotes err,
+// since an error of a library may repeat the response of a server, which users must not see.
 func Explain(err error) *Error {
 	if own, ok := errors.AsType[*Error](err); ok {
 		return own
@@ -45,7 +44,7 @@ func Explain(err error) *Error {
 			return Errorf("%s", r.text)
 		}
 	}
-	return Errorf("the server's answer is not understood")
+	return Errorf("the request failed for an unknown reason, such as an invalid answer")
 }
 
 // reasons are the results of Explain; the first match counts.
@@ -59,31 +58,31 @@ var reasons = []struct {
 	{isError(syscall.ECONNRESET), "connection reset"},
 	{isError(syscall.EHOSTUNREACH), "no route to the host"},
 	{isError(syscall.ENETUNREACH), "no route to the network"},
-	{isErrorType[x509.UnknownAuthorityError], "TLS: the certificate is not by an authority that this host trusts"},
+	{isErrorType[x509.UnknownAuthorityError], "TLS: the certificate was not issued by an authority that this host trusts"},
 	{isErrorType[x509.HostnameError], "TLS: the certificate is for another name"},
-	{isErrorType[x509.CertificateInvalidError], "TLS: the certificate is not valid, or not now"},
+	{isErrorType[x509.CertificateInvalidError], "TLS: the certificate is not valid, has expired, or is not valid yet"},
 	{isErrorType[*tls.CertificateVerificationError], "TLS: the certificate is not valid"},
 	{isErrorType[tls.RecordHeaderError], "the server does not support TLS"},
 	{containsText("server gave HTTP response to HTTPS client"), "the server does not support TLS"},
 	{isErrorType[tls.AlertError], "TLS: the server ended the handshake"},
 	{isTimeout, "timeout"},
-	{isError(context.Canceled), "it was cancelled"},
-	{isError(io.ErrUnexpectedEOF), "it was cut off (unexpected EOF)"},
+	{isError(context.Canceled), "cancelled"},
+	{isError(io.ErrUnexpectedEOF), "the content was cut off (unexpected EOF)"},
 	{isError(io.EOF), "the connection was closed"},
 	{containsText("error verifying"), "content does not match its digest"},
 	{containsText("does not match requested digest"), "content does not match its digest"},
-	{containsText("does not match expected size"), "it is not as large as the image says"},
-	{containsText("no child with platform"), "it lacks an image for linux/amd64"},
-	{containsText("unsupported MediaType"), "it is an image of a format that is not taken"},
-	{containsText("www-authenticate"), "the registry names a token server that may not be asked"},
-	{containsText("token-server redirect"), "the registry names a token server that may not be asked"},
+	{containsText("does not match expected size"), "the size of the content differs from the size that the image states"},
+	{containsText("no child with platform"), "no image for linux/amd64"},
+	{containsText("unsupported MediaType"), "the format of the image is not supported"},
+	{containsText("www-authenticate"), "the registry refers to a token server that is not allowed"},
+	{containsText("token-server redirect"), "the registry refers to a token server that is not allowed"},
 	{containsText("bearer response"), "the token server gave no token"},
-	{containsText("foreign layer"), "it has a layer elsewhere that may not be asked for"},
-	{isError(gzip.ErrHeader), "it is damaged"},
-	{isError(gzip.ErrChecksum), "it is damaged"},
-	{isErrorType[flate.CorruptInputError], "it is damaged"},
-	{isError(tar.ErrHeader), "it has a layer that is not an archive"},
-	{containsText("unsupported protocol scheme"), "it leads to a URL that is neither http:// nor https://"},
+	{containsText("foreign layer"), "a layer is stored on another host, which is not allowed (foreign layer)"},
+	{isError(gzip.ErrHeader), "the content is damaged"},
+	{isError(gzip.ErrChecksum), "the content is damaged"},
+	{isErrorType[flate.CorruptInputError], "the content is damaged"},
+	{isError(tar.ErrHeader), "a layer is not a tar archive"},
+	{containsText("unsupported protocol scheme"), "the URL is neither http:// nor https://"},
 	{containsText("malformed HTTP"), "the server does not support HTTP"},
 }
 
@@ -103,11 +102,11 @@ func isNotFound(err error) bool {
 
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
-	return ok && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
+	return (ok && timeout.Timeout()) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// containsText matches errors that a library returns without a type, by their words. The
-// words are only compared, never shown.
+// containsText matches errors by their text, for errors that lack a specific type. The text is only
+// compared, never shown.
 func containsText(words string) func(error) bool {
 	return func(err error) bool { return strings.Contains(err.Error(), words) }
 }

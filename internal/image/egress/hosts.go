@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Hosts are the hosts that may be contacted although their address is not public. The
-// zero value allows none.
+// Hosts are the hosts that may be contacted although their addresses are not public. The
+// zero value is an empty list.
 type Hosts struct {
 	names    map[string]bool
 	prefixes []netip.Prefix
@@ -23,7 +23,7 @@ type Hosts struct {
 
 var hostName = regexp.MustCompile(`^[a-z0-9_]([-a-z0-9_.]*[a-z0-9_])?$`)
 
-// ParseHosts reads names of hosts, addresses and CIDRs.
+// ParseHosts parses a list of host names, addresses and CIDRs.
 func ParseHosts(list []string) (Hosts, error) {
 	h := Hosts{names: map[string]bool{}}
 	for _, entry := range list {
@@ -31,13 +31,13 @@ func ParseHosts(list []string) (Hosts, error) {
 		name := canonicalName(entry)
 		switch {
 		case err == nil && classOf(prefix.Addr()) == forbidden && prefix.Bits() > 0:
-			return Hosts{}, fmt.Errorf("it has %q: link-local, metadata, multicast and unspecified addresses are never asked", entry)
+			return Hosts{}, fmt.Errorf("%q is not allowed: link-local, metadata, multicast and unspecified addresses are never contacted", entry)
 		case err == nil:
 			h.prefixes = append(h.prefixes, prefix)
 		case hostName.MatchString(name):
 			h.names[name] = true
 		default:
-			return Hosts{}, fmt.Errorf("it has %q: each must be the name of a host, an IP address or a CIDR such as 10.0.0.0/8, without a port", entry)
+			return Hosts{}, fmt.Errorf("%q is not allowed: each entry must be a host name, an IP address or a CIDR such as 10.0.0.0/8, without a port", entry)
 		}
 	}
 	return h, nil
@@ -58,40 +58,37 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return prefix.Masked(), nil
 }
 
-// canonicalName returns a host's name in the form in which names are compared.
+// canonicalName returns a host's name in lower case, without a dot at the end.
 func canonicalName(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
 
-// checkAddress refuses to connect a host to the address that it was resolved to. It is
-// called for each address that is dialled, so an address to which a name resolved at another
-// time does not count.
+// checkAddress fails unless the host may be contacted at the dialled address.
 func (h Hosts) checkAddress(host, dialled string) error {
-	to, err := netip.ParseAddrPort(dialled)
+	addressPort, err := netip.ParseAddrPort(dialled)
 	if err != nil {
-		return Errorf("%.100s leads to an invalid address", host)
+		return Errorf("%.100s resolves to an invalid address", host)
 	}
-	address := to.Addr().WithZone("")
+	address := addressPort.Addr().WithZone("")
 	class := classOf(address)
 	switch {
 	case class == forbidden:
-		return Errorf("%.100s leads to %s address, which is never asked", host, class)
+		return Errorf("%.100s resolves to %s address, which is never contacted", host, class)
 	case h.names[canonicalName(host)] || h.hasPrefixOf(address):
 		return nil
 	}
 	own, err := h.isOwn(address)
 	switch {
 	case err != nil:
-		return Errorf("the addresses of Drover's host, which are asked only if --image-hosts has them, cannot be read")
+		return Errorf("%.100s may resolve to an address of Drover's host, which is contacted only if --image-hosts has it: the host's addresses cannot be listed", host)
 	case own:
 		class = loopback
 	case class == public:
 		return nil
 	}
-	return Errorf("%.100s leads to %s address, which is asked only if --image-hosts has the host's name or its address", host, class)
+	return Errorf("%.100s resolves to %s address, which is contacted only if --image-hosts has the name or the address", host, class)
 }
 
-// isOwn reports whether an interface of this host has an address now, itself or as the
-// IPv4 address that it stands for. A service that listens there may be meant only for the
-// host, as on loopback.
+// isOwn reports whether an interface of this host has the given address, or an IPv4 address that is
+// embedded in the given one. A service that listens there may be meant only for the host, as on loopback.
 func (h Hosts) isOwn(address netip.Addr) (bool, error) {
 	list := h.interfaces
 	if list == nil {
@@ -110,8 +107,8 @@ func (h Hosts) isOwn(address netip.Addr) (bool, error) {
 	return false, nil
 }
 
-// hasPrefixOf reports whether an address is in a CIDR, itself or as the IPv4
-// address that it stands for.
+// hasPrefixOf reports whether an allowed CIDR contains the given address, or an IPv4 address that is
+// embedded in the given one.
 func (h Hosts) hasPrefixOf(address netip.Addr) bool {
 	for _, form := range addressForms(address) {
 		for _, p := range h.prefixes {
@@ -123,7 +120,7 @@ func (h Hosts) hasPrefixOf(address netip.Addr) bool {
 	return false
 }
 
-// class is a kind of address, in words for people.
+// class is a kind of address, in words for errors.
 type class string
 
 // The classes, the strictest last.
@@ -159,7 +156,7 @@ var classes = []struct {
 	{netip.MustParsePrefix("192.0.0.0/24"), private},  // for protocols
 	{netip.MustParsePrefix("198.18.0.0/15"), private}, // for benchmarks
 	{netip.MustParsePrefix("fc00::/7"), private},
-	{netip.MustParsePrefix("fec0::/10"), private},      // site-local, before fc00::/7
+	{netip.MustParsePrefix("fec0::/10"), private},      // site-local, which fc00::/7 has replaced
 	{netip.MustParsePrefix("64:ff9b:1::/48"), private}, // local-use NAT64
 }
 
@@ -176,20 +173,20 @@ func classOf(address netip.Addr) class {
 	return found
 }
 
-// embeddingPrefixes are the networks whose addresses stand for IPv4 addresses, and the
-// byte at which those begin.
+// embeddingPrefixes are the IPv6 networks whose addresses embed an IPv4 address, and the index
+// of its first byte.
 var embeddingPrefixes = []struct {
 	prefix netip.Prefix
-	at     int
+	offset int
 }{
 	{netip.MustParsePrefix("::/96"), 12},           // IPv4-compatible
 	{netip.MustParsePrefix("::ffff:0:0:0/96"), 12}, // IPv4-translated
 	{netip.MustParsePrefix("64:ff9b::/96"), 12},    // NAT64
 	{netip.MustParsePrefix("2002::/16"), 2},        // 6to4
-	{netip.MustParsePrefix("2001::/32"), 4},        // Teredo: its server
+	{netip.MustParsePrefix("2001::/32"), 4},        // Teredo: the address of the Teredo server
 }
 
-// addressForms returns an address and the IPv4 addresses that it stands for.
+// addressForms returns an address and the IPv4 addresses that are embedded in it.
 func addressForms(address netip.Addr) []netip.Addr {
 	address = address.Unmap()
 	all := []netip.Addr{address}
@@ -199,7 +196,7 @@ func addressForms(address netip.Addr) []netip.Addr {
 	b := address.As16()
 	for _, e := range embeddingPrefixes {
 		if e.prefix.Contains(address) {
-			all = append(all, netip.AddrFrom4([4]byte(b[e.at:e.at+net.IPv4len])))
+			all = append(all, netip.AddrFrom4([4]byte(b[e.offset:e.offset+net.IPv4len])))
 		}
 	}
 	if teredo.Contains(address) {
@@ -208,6 +205,6 @@ func addressForms(address netip.Addr) []netip.Addr {
 	return all
 }
 
-// teredo is the network of Teredo, whose addresses have the client's address in their
-// last bytes, inverted.
+// teredo is the network of Teredo. The last bytes of its addresses are the client's IPv4 address
+// with all bits inverted.
 var teredo = netip.MustParsePrefix("2001::/32")

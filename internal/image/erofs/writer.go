@@ -37,7 +37,7 @@ type File interface {
 	io.WriterAt
 	// Truncate sets the size of the file.
 	Truncate(size int64) error
-	// Clear fills a part of the file with zeros, which take no room if possible.
+	// Clear fills a part of the file with zeros, which take no space if possible.
 	Clear(at, size int64) error
 }
 
@@ -92,7 +92,7 @@ func (w *Writer) Append(content io.Reader) (Data, error) {
 }
 
 // Finish writes the metadata of the tree and returns the size of the file system. Data that no
-// inode of the tree uses is removed: its blocks are zeros and take no room. The UUID of the
+// inode of the tree uses is removed: its blocks are zeros and take no space. The UUID of the
 // file system derives from seed, which identifies the source of the tree, such as a digest.
 func (w *Writer) Finish(root *Inode, seed string) (size int64, err error) {
 	p, err := planTree(root)

@@ -18,8 +18,8 @@ import (
 	reader "github.com/erofs/go-erofs"
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/erofs"
-	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework/filetree"
 )
@@ -48,7 +48,7 @@ func newFile(t testing.TB) *os.File {
 // open returns a file as a file system is written to it.
 func open(t testing.TB, f *os.File) erofs.File {
 	t.Helper()
-	return &room.File{File: f, Disk: &room.Disk{Dir: t.TempDir()}}
+	return &diskspace.File{File: f, Disk: &diskspace.Disk{Dir: t.TempDir()}}
 }
 
 func folder() *erofs.Inode {
@@ -225,7 +225,7 @@ func TestLargeFolder(t *testing.T) {
 	}
 }
 
-// TestFolderSizes checks folders that end at every place around the end of a block, and of the room behind an inode.
+// TestFolderSizes checks folders that end at every place around the end of a block, and of the space after an inode.
 func TestFolderSizes(t *testing.T) {
 	t.Parallel()
 	w := begin(t)
@@ -250,7 +250,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestHugeFile checks a file of more than 4 GiB, and that zeros take no room.
+// TestHugeFile checks a file of more than 4 GiB, and that zeros take no space.
 func TestHugeFile(t *testing.T) {
 	t.Parallel()
 	const size = 4<<30 + 5

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layer reads the layers of container images, which are archives of tar: plain, or
-// compressed by gzip or zstd.
+// Package layer reads the layers of container images, which are tar archives: plain, or
+// compressed with gzip or zstd.
 //
 // Start with Limits.ReadEntries.
 package layer
@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// Whiteout is the prefix of the name of an entry by which a layer removes or hides what
-	// layers below have.
+	// Whiteout is the prefix of entries that remove or hide files of the layers below.
 	Whiteout = ".wh."
-	// Opaque is the name of an entry that hides all that layers below have in its folder.
+	// Opaque is the name of an entry that hides all files of the layers below in its folder.
 	Opaque = Whiteout + Whiteout + ".opq"
 	// MaxCount is how many layers an image may have, as in container engines.
 	MaxCount = 127
 )
 
-// TooLargeError says that the layers of an image have more bytes than they may.
+// TooLargeError means that the layers of an image exceed a limit.
 type TooLargeError struct{ Limit int64 }
 
 // Error implements error.
@@ -35,17 +34,17 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("the layers of the image have more than %d bytes", e.Limit)
 }
 
-// Limits limit the bytes of all layers of an image, as sent and as decompressed: either may
-// be endless while the other is not.
+// Limits limits the compressed and the decompressed bytes of all layers of an image. It needs
+// both, since a small amount of either may have an endless amount of the other.
 type Limits struct{ compressed, content byteLimit }
 
-// NewLimits returns limits of so many bytes.
+// NewLimits returns Limits of limit bytes each.
 func NewLimits(limit int64) *Limits {
 	return &Limits{compressed: byteLimit{limit, limit}, content: byteLimit{limit, limit}}
 }
 
-// ReadEntries calls visit for the entries of a layer, with their contents. It reads all of
-// the blob: whether that matches its digest shows only at its end.
+// ReadEntries calls visit for each entry of a layer. It reads the blob to its end, since a
+// wrong digest shows only there.
 func (l *Limits) ReadEntries(blob io.Reader, visit func(entry *tar.Header, content io.Reader) error) error {
 	blob = &limitedReader{blob, &l.compressed}
 	decompressed, err := compression.NewReader(blob)
@@ -60,7 +59,7 @@ func (l *Limits) ReadEntries(blob io.Reader, visit func(entry *tar.Header, conte
 	if err := visitEntries(tar.NewReader(content), visit); err != nil {
 		return err
 	}
-	// An archive ends before its blob does.
+	// The archive ends before the blob.
 	if _, err := io.Copy(io.Discard, content); err != nil {
 		return err
 	}
@@ -83,7 +82,7 @@ func visitEntries(files *tar.Reader, visit func(entry *tar.Header, content io.Re
 	}
 }
 
-// IsSparse reports whether an entry has holes, which cost nothing to send but much to
+// IsSparse reports whether an entry has holes. They cost nothing to send, but may be much to
 // write.
 func IsSparse(entry *tar.Header) bool {
 	for key := range entry.PAXRecords {
@@ -94,10 +93,10 @@ func IsSparse(entry *tar.Header) bool {
 	return entry.Typeflag == tar.TypeGNUSparse
 }
 
-// byteLimit is how many bytes are accepted, and how many of these are left.
-type byteLimit struct{ left, limit int64 }
+// byteLimit is a limit, and how many bytes of it remain.
+type byteLimit struct{ remaining, limit int64 }
 
-// limitedReader counts what it reads against a limit, which other readers may share.
+// limitedReader fails when a limit is exceeded, which it may share with other readers.
 type limitedReader struct {
 	io.Reader
 
@@ -106,7 +105,7 @@ type limitedReader struct {
 
 func (r *limitedReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
-	if r.limit.left -= int64(n); r.limit.left < 0 {
+	if r.limit.remaining -= int64(n); r.limit.remaining < 0 {
 		return 0, &TooLargeError{r.limit.limit}
 	}
 	return n, err

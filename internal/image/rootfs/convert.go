@@ -2,17 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package rootfs makes the root file system of a machine from the layers of a container
-// image: one file, in the format EROFS. Nothing is unpacked or mounted for that.
+// image: one file, in the format EROFS. It unpacks and mounts nothing.
 //
-// Start with Convert, which reads all of an image from one stream, so that it can run in a
-// process that can do nothing else, and with Send (send.go), which writes that stream. What
-// is converted comes from strangers: everything is bounded. entries.go reads the entries of a
-// layer and writes the data of files to the output, and tree.go merges them into the tree of
-// the layers below.
+// Start with Convert, which reads the layers from one stream, so that it can run in a confined
+// process, and with Send (send.go), which writes that stream. Images are not trusted, so
+// everything is bounded. entries.go reads the entries of a layer and writes the data of files
+// to the output. tree.go merges the entries into the tree of the layers below.
 //
-// The layers are read from the lowest to the highest, since an entry may be a further name of a
-// file of a layer below. The data of a file that a higher layer removes
-// has been written by then. It is removed again: it leaves a hole, which takes no room.
+// Layers are read from the lowest to the highest, since an entry may be a hard link to a file
+// of a lower layer. So the data of a file is written before a higher layer may remove the file.
+// In that case the data is replaced by a hole, which uses no space.
 package rootfs
 
 import (
@@ -28,28 +27,28 @@ import (
 	"cloudnative.tw/drover/internal/image/layer"
 )
 
-// Request says what is converted. It precedes the layers in the stream.
+// Request describes the layers that follow it in the stream.
 type Request struct {
-	// Seed determines the UUID of the file system: it is the digest of the image.
+	// Seed is the digest of the image. It determines the UUID of the file system.
 	Seed string `json:"seed"`
-	// Layers are the sizes of the layers as they are sent, in their order, the lowest first.
+	// Layers are the sizes of the compressed layers, the lowest layer first.
 	Layers []int64 `json:"layers"`
-	// MaxContent is how many bytes the layers may have decompressed, and MaxSize how many the
-	// file system may have.
+	// MaxContent is how many bytes the decompressed layers may have, and MaxSize how many the file
+	// system may have.
 	MaxContent int64 `json:"maxContent"`
 	MaxSize    int64 `json:"maxSize"`
 }
 
-// maxRequest is more than a request has.
+// maxRequest bounds the size of a request.
 const maxRequest = 16 << 10
 
-// Result describes the file system that was made.
+// Result describes the new file system, or says why there is none.
 type Result struct {
-	// Size is the size of the file system, which is all of the file.
+	// Size is the size of the file system and of the file.
 	Size int64 `json:"size,omitempty"`
-	// Disk is set if the image has nothing but a disk of a virtual machine.
+	// Disk is set if the image has only the disk of a virtual machine.
 	Disk *Range `json:"disk,omitempty"`
-	// Reason says why nothing was made; empty if something was. Message is for people.
+	// Reason says why the conversion failed, and is empty after success. Message is for people.
 	Reason  Reason `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 }
@@ -64,31 +63,31 @@ type Range struct {
 type Reason string
 
 const (
-	// ReasonContent means that the image has something that no root can have, or is damaged.
+	// ReasonContent means that the image is damaged, or has files that are not supported.
 	ReasonContent Reason = "Content"
-	// ReasonTooLarge means that the layers have too many bytes.
+	// ReasonTooLarge means that the layers exceed MaxContent.
 	ReasonTooLarge Reason = "TooLarge"
-	// ReasonOutput means that the file system would have too many bytes.
+	// ReasonOutput means that the file system exceeds MaxSize.
 	ReasonOutput Reason = "Output"
-	// ReasonMemory means that decompressing a layer takes too much memory.
+	// ReasonMemory means that decompressing a layer needs too much memory.
 	ReasonMemory Reason = "Memory"
-	// ReasonFailed means that something failed here, such as a write.
+	// ReasonFailed means that the conversion itself failed, such as a write.
 	ReasonFailed Reason = "Failed"
 )
 
-// contentError says what an image has that no root can have.
+// contentError describes a damaged or unsupported part of an image.
 type contentError struct{ error }
 
 func newContentError(format string, args ...any) error {
 	return &contentError{fmt.Errorf(format, args...)}
 }
 
-// outputError says that writing failed.
+// outputError means that the conversion failed for a reason other than the image, such as a write.
 type outputError struct{ error }
 
 func (e *outputError) Unwrap() error { return e.error }
 
-// maxMessage is how many bytes a message has at most.
+// maxMessage is how many bytes Result.Message may have.
 const maxMessage = 1000
 
 // Convert reads a request and its layers, and writes the file system to an empty file.

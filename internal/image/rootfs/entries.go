@@ -17,26 +17,27 @@ import (
 	"cloudnative.tw/drover/internal/image/layer"
 )
 
-// Bounds of an image, all layers together.
+// Bounds for all layers of an image together.
 const (
-	// MaxFiles is how many entries the layers may have, and how many files are made of them.
+	// MaxFiles is how many entries the layers may have, and how many folders may be made without
+	// an entry.
 	MaxFiles = 1_000_000
-	// maxMetadata is how many bytes their names, targets and attributes may have.
+	// maxMetadata is how many bytes the paths, link targets and extended attributes may have.
 	maxMetadata = 256 << 20
 	// maxPath is how many bytes a path may have.
 	maxPath = 4096
 )
 
-// entry is an entry of a layer: a file or a mark.
+// entry is an entry of a layer: a file, a hard link, or a mark that removes files.
 type entry struct {
-	// path lacks slashes at its ends, and the parts . and ... The path of the root is empty.
+	// path is clean, without a leading slash. The path of the root is empty.
 	path string
-	// inode is the inode at the path from now on. If link is set, that is the path of a file of which
-	// this one is a further name, and the inode has the attributes that the file gets.
+	// inode is the file. If link is set, the entry is a hard link to the file at the path link, and
+	// inode has the new attributes of that file.
 	inode *erofs.Inode
 	link  *string
-	// isWhiteout removes what layers below have at the path, and isOpaque what they have in
-	// the folder of that path.
+	// isWhiteout removes the file at path in the layers below. isOpaque removes all files in the
+	// folder at path in the layers below.
 	isWhiteout, isOpaque bool
 }
 
@@ -57,11 +58,11 @@ func (r *reader) readLayer(blob io.Reader) error {
 		return err
 	}
 	err := r.tree.mergeLayer(r.entries)
-	clear(r.entries) // since another layer may replace them
+	clear(r.entries) // release the inodes, which a higher layer may remove
 	return err
 }
 
-// readEntry checks an entry and adds it to those of the layer.
+// readEntry checks an entry of a layer, writes its data, and adds it to entries.
 func (r *reader) readEntry(header *tar.Header, content io.Reader) error {
 	if header.Typeflag == tar.TypeXGlobalHeader {
 		return nil
@@ -86,7 +87,7 @@ func (r *reader) readEntry(header *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// headerSize returns how many bytes an entry has beside its path.
+// headerSize returns the size of an entry's link targets and extended attributes, in bytes.
 func (e *entry) headerSize() int {
 	size := 0
 	if e.link != nil {
@@ -98,13 +99,13 @@ func (e *entry) headerSize() int {
 	return size
 }
 
-// quoteName returns a name for messages.
+// quoteName returns a quoted name of limited length, for messages.
 func quoteName(name string) string { return fmt.Sprintf("%.200q", name) }
 
-// cleanPath returns a path as entries have it. It cannot lead out of the root.
+// cleanPath returns a path in the form of entry.path. It cannot lead out of the root.
 func cleanPath(text string) string { return strings.TrimPrefix(path.Clean("/"+text), "/") }
 
-// parseEntry returns an entry; nil for one that means nothing.
+// parseEntry returns an entry, nil for an entry to ignore.
 func parseEntry(header *tar.Header) (*entry, error) {
 	clean := cleanPath(header.Name)
 	if err := checkPath(clean); err != nil {
@@ -143,8 +144,8 @@ func checkPath(clean string) error {
 	return nil
 }
 
-// parseWhiteout returns what removes or hides something of layers below. Names with two
-// prefixes are notes of the file system AUFS, but for the opaque one.
+// parseWhiteout returns an entry that removes or hides files of the layers below. It ignores
+// names with two prefixes, apart from layer.Opaque: they are notes of the file system AUFS.
 func parseWhiteout(clean string) (*entry, error) {
 	folder, base := path.Split(clean)
 	folder = strings.TrimSuffix(folder, "/")
@@ -154,7 +155,7 @@ func parseWhiteout(clean string) (*entry, error) {
 	case base == layer.Opaque:
 		return &entry{path: folder, isOpaque: true}, nil
 	case inNotes:
-		return nil, nil //nolint:nilnil // Nil is for nothing.
+		return nil, nil //nolint:nilnil // The entry is ignored.
 	case !isWhiteout || !erofs.IsName(name) || strings.HasPrefix(folder, layer.Whiteout) || strings.Contains(folder, "/"+layer.Whiteout):
 		return nil, newContentError("the entry %s has the prefix %s where no file can be removed by it", quoteName(clean), layer.Whiteout)
 	}
@@ -167,10 +168,10 @@ var fileTypes = map[byte]uint32{
 	tar.TypeChar: unix.S_IFCHR, tar.TypeBlock: unix.S_IFBLK, tar.TypeFifo: unix.S_IFIFO,
 }
 
-// maxID is the highest ID of a user or group: the one above means that there is none.
+// maxID is the highest ID of a user or group: the next number means none in Linux.
 const maxID = math.MaxUint32 - 1
 
-// parseInode returns the file of an entry, still without data.
+// parseInode returns the file of an entry without its data.
 func parseInode(header *tar.Header) (*erofs.Inode, error) {
 	kind, isKnown := fileTypes[header.Typeflag]
 	uid, gid := int64(header.Uid), int64(header.Gid)
@@ -194,12 +195,12 @@ func parseInode(header *tar.Header) (*erofs.Inode, error) {
 	return i, err
 }
 
-// addDetails adds what links and devices have.
+// addDetails adds the target of a symbolic link, or the numbers of a device.
 func addDetails(i *erofs.Inode, header *tar.Header) error {
 	switch i.Type() {
 	case unix.S_IFLNK:
 		i.Target = header.Linkname
-		i.Mode |= 0o777 // as all links have in Linux, whatever an archive says
+		i.Mode |= 0o777 // Linux ignores the mode of symbolic links, and reports this one
 	case unix.S_IFCHR, unix.S_IFBLK:
 		major, minor := header.Devmajor, header.Devminor
 		if major < 0 || minor < 0 || major > math.MaxUint32 || minor > math.MaxUint32 {
@@ -216,11 +217,11 @@ func addDetails(i *erofs.Inode, header *tar.Header) error {
 	return nil
 }
 
-// xattrKey precedes the names of extended attributes in the records of an entry.
+// xattrKey is the prefix of extended attributes in the PAX records of an entry.
 const xattrKey = "SCHILY.xattr."
 
-// namespaces are the namespaces of extended attributes in Linux. Attributes of others are left
-// out, as container engines do.
+// namespaces are the namespaces of extended attributes in Linux. Other attributes are ignored, as
+// in container engines.
 var namespaces = []string{"user.", "trusted.", "security.", "system.posix_acl_"}
 
 // parseXattrs returns the extended attributes of an entry.

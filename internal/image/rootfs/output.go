@@ -12,8 +12,9 @@ import (
 	"cloudnative.tw/drover/internal/image/erofs"
 )
 
-// A conversion in another process sends what it writes, so that whoever owns the file checks each write, and takes
-// the room for it. A message is its kind, an offset and a size, and for write so many bytes.
+// Kinds of messages from a conversion in another process. That process sends its writes to the owner of the file, who
+// checks each write and its free disk space. A message has its kind, an offset and a size. After kindWrite follow size
+// bytes of data.
 const (
 	kindWrite    = 'w'
 	kindTruncate = 't'
@@ -24,7 +25,7 @@ const (
 	maxChunk = 1 << 20
 )
 
-// SentOutput is a file whose changes are sent.
+// SentOutput sends the changes of a file to Receive.
 type SentOutput struct{ To io.Writer }
 
 var _ erofs.File = SentOutput{}
@@ -65,9 +66,9 @@ func (e *WriteError) Error() string { return e.Err.Error() }
 // Unwrap returns the cause.
 func (e *WriteError) Unwrap() error { return e.Err }
 
-// Receive makes the changes that a SentOutput sends, until it ends. It refuses changes beyond maxSize. The error is a
-// WriteError if a change failed, io.ErrUnexpectedEOF if the sender ended within a message, and otherwise describes an
-// invalid message.
+// Receive applies the changes from a SentOutput to file until the end of the stream. It rejects changes beyond maxSize.
+// The error is a WriteError if a change fails, and io.ErrUnexpectedEOF if the stream ends within a message. Other errors
+// describe an invalid message.
 func Receive(reader io.Reader, file erofs.File, maxSize int64) error {
 	head, chunk := make([]byte, headSize), make([]byte, maxChunk)
 	for {
@@ -76,18 +77,19 @@ func Receive(reader io.Reader, file erofs.File, maxSize int64) error {
 		} else if err != nil {
 			return err
 		}
-		at, size := int64(binary.BigEndian.Uint64(head[1:])), int64(binary.BigEndian.Uint64(head[9:])) //nolint:gosec // checked below
-		if at < 0 || at > maxSize || size < 0 || size > maxSize-at || head[0] == kindWrite && size > maxChunk {
-			return fmt.Errorf("it changes %d bytes at %d of its output, which may have %d", size, at, maxSize)
+		offset, size := int64(binary.BigEndian.Uint64(head[1:])), int64(binary.BigEndian.Uint64(head[9:])) //nolint:gosec // checked below
+		isTooLong := head[0] == kindWrite && size > maxChunk
+		if offset < 0 || offset > maxSize || size < 0 || size > maxSize-offset || isTooLong {
+			return fmt.Errorf("it changes %d bytes at %d of its output, which may have %d", size, offset, maxSize)
 		}
 		if head[0] == kindWrite {
-			if _, err := io.ReadFull(reader, chunk[:size]); errors.Is(err, io.EOF) { // the sender has ended after the head
+			if _, err := io.ReadFull(reader, chunk[:size]); errors.Is(err, io.EOF) { // the data is missing
 				return io.ErrUnexpectedEOF
 			} else if err != nil {
 				return err
 			}
 		}
-		if err := applyChange(file, head[0], at, size, chunk); err != nil {
+		if err := applyChange(file, head[0], offset, size, chunk); err != nil {
 			return err
 		}
 	}

@@ -22,10 +22,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/erofs"
-	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/test/assert"
+	"cloudnative.tw/drover/test/bugs/bugstest"
 	"cloudnative.tw/drover/test/framework/filetree"
 	"cloudnative.tw/drover/test/tier"
 )
@@ -42,7 +43,7 @@ func TestNoLayers(t *testing.T) {
 	checkConverted(t)
 }
 
-// TestBusyBox checks an image with 269 names of one program, which take the room of one.
+// TestBusyBox checks an image with 269 names of one program, which take the space of one.
 func TestBusyBox(t *testing.T) {
 	t.Parallel()
 	const names, size = 269, 1 << 20
@@ -210,9 +211,9 @@ func TestRefused(t *testing.T) {
 		"a long name":           {newArchive(t).file("a/"+strings.Repeat("n", 256), "").bytes(), "a name that no file can have"},
 		"a long path":           {newArchive(t).file(strings.Repeat("directory/", 410)+"x", "").bytes(), "it may have 4096"},
 		"a long target":         {newArchive(t).symlink("bad", strings.Repeat("t", 4096)).bytes(), `"bad": the target of the link`},
-		"a link to nothing":     {newArchive(t).link("bad", "missing/file").bytes(), `"bad" is a further name of "missing/file"`},
-		"a link to a folder":    {newArchive(t).folder("folder").link("bad", "folder").bytes(), `"bad" is a further name of "folder"`},
-		"a link to above":       {newArchive(t).link("bad", "../../etc/shadow").bytes(), `"bad" is a further name of "etc/shadow"`},
+		"a link to nothing":     {newArchive(t).link("bad", "missing/file").bytes(), `"bad" is a hard link to "missing/file"`},
+		"a link to a folder":    {newArchive(t).folder("folder").link("bad", "folder").bytes(), `"bad" is a hard link to "folder"`},
+		"a link to above":       {newArchive(t).link("bad", "../../etc/shadow").bytes(), `"bad" is a hard link to "etc/shadow"`},
 		"a file as root":        {newArchive(t).file("./.", "x").bytes(), "it is the root"},
 		"a link as root":        {newArchive(t).file("x", "x").link("/", "x").bytes(), "makes the root a link"},
 		"a whiteout of dots":    {newArchive(t).file("a/.wh...", "").bytes(), "where no file can be removed"},
@@ -351,7 +352,7 @@ func TestManyAttributes(t *testing.T) {
 	}
 	layers := [][]byte{a.bytes()}
 	_, result := convertRequest(t, requestOf(layers), layers)
-	assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, "too many further names"), "got %+v", result)
+	assert.True(t, result.Reason == rootfs.ReasonContent && strings.Contains(result.Message, "too many hard links"), "got %+v", result)
 }
 
 // TestRemovedData checks that what a higher layer removes is not in the file.
@@ -475,7 +476,7 @@ func TestSend(t *testing.T) {
 		err := rootfs.Send(io.Discard, rootfs.Request{Layers: []int64{size}}, func(int) (io.ReadCloser, error) {
 			return io.NopCloser(strings.NewReader("123")), nil
 		})
-		assert.ErrorSays(t, fmt.Sprint(size), err, "were announced")
+		assert.ErrorSays(t, fmt.Sprint(size), err, "but its manifest states")
 	}
 }
 
@@ -502,7 +503,7 @@ func TestFullDisk(t *testing.T) {
 // output returns a file as a conversion writes to it.
 func output(t testing.TB, f *os.File) erofs.File {
 	t.Helper()
-	return &room.File{File: f, Disk: &room.Disk{Dir: filepath.Dir(f.Name())}}
+	return &diskspace.File{File: f, Disk: &diskspace.Disk{Dir: filepath.Dir(f.Name())}}
 }
 
 // TestReceive checks which changes of its output a conversion cannot have made.
@@ -533,4 +534,10 @@ func TestReceive(t *testing.T) {
 		assert.True(t, err == nil && info.Size() <= most, "%s: the file has %+v, %v", name, info, err)
 		assert.NoError(t, f.Close())
 	}
+}
+
+// TestSeededBugs checks that the tests of this package find the bugs of its files.
+func TestSeededBugs(t *testing.T) {
+	t.Parallel()
+	bugstest.Check(t, "internal/image/rootfs", nil, "-test.run=TestOdd|TestSpecification|TestTakenMore")
 }

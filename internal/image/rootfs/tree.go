@@ -15,17 +15,17 @@ import (
 )
 
 const (
-	// maxDepth is how many folders may be in each other.
+	// maxDepth is how deep folders may be nested.
 	maxDepth = 512
 	// maxLinks is how many symbolic links a path may lead through, as in Linux.
 	maxLinks = 40
-	// maxSteps is how many steps it may take to follow the paths of all entries of an image, and to
-	// check attributes: links that lead through links, and links to files with many attributes, cost much
-	// and take few bytes.
+	// maxSteps bounds the steps to follow the paths of all entries of an image, and to check extended
+	// attributes. A small image may cause many steps, with links that lead through links, or with hard
+	// links to files with many attributes.
 	maxSteps = 50_000_000
 )
 
-// tree is the tree of one layer, or the one that several layers have made together.
+// tree is the file tree of one layer, or of several merged layers.
 type tree struct {
 	root *erofs.Inode
 	// marks are the marks of the layer's folders.
@@ -33,18 +33,18 @@ type tree struct {
 	count *count
 }
 
-// marks tell how a folder of a layer is merged with the folder below it.
+// marks says how a folder of a layer is merged with the same folder of the layers below.
 type marks struct {
-	// isImplied says that no entry describes the folder, so it is as it is below.
+	// isImplied is set if the layer lacks an entry for the folder. The folder then keeps its attributes.
 	isImplied bool
-	// isOpaque hides all files below, and removed are the names of those that are removed.
+	// isOpaque hides all files of the layers below. removed are the names of removed files.
 	isOpaque bool
 	removed  []string
 }
 
-// count counts what the layers of an image may have in all.
+// count has the totals of all layers that are bounded.
 type count struct {
-	files int // that were made without an entry
+	files int // made without an entry
 	steps int
 }
 
@@ -55,16 +55,16 @@ func newTree(c *count) *tree {
 	return t
 }
 
-// newFolder returns a folder that no entry describes.
+// newFolder returns a folder without an entry.
 func (t *tree) newFolder() *erofs.Inode {
 	folder := &erofs.Inode{Mode: unix.S_IFDIR | 0o755, Children: map[string]*erofs.Inode{}}
 	t.marks[folder] = &marks{isImplied: true}
 	return folder
 }
 
-// mergeLayer puts a layer on top of the tree, as container engines do: they unpack each layer into
-// a separate folder, and mount these folders over each other. So a path of a layer leads through
-// links of the same layer only.
+// mergeLayer puts a layer on top of the tree. Container engines unpack each layer into a separate
+// folder, and mount these folders over each other. Therefore a path in a layer follows only links
+// of the same layer.
 func (t *tree) mergeLayer(entries []entry) error {
 	upper := newTree(t.count)
 	for k := range entries {
@@ -77,7 +77,7 @@ func (t *tree) mergeLayer(entries []entry) error {
 	return nil
 }
 
-// mergeFolder adds to a folder of the tree what layers below have in its place.
+// mergeFolder adds the files of the same folder in the layers below.
 func (t *tree) mergeFolder(below, folder *erofs.Inode) {
 	merged, own := below.Children, folder.Children
 	if m := t.marks[folder]; m != nil {
@@ -100,7 +100,7 @@ func (t *tree) mergeFolder(below, folder *erofs.Inode) {
 	folder.Children = merged
 }
 
-// putEntry puts the file of an entry into its place. It may be a further name of a file of the
+// putEntry adds the file of an entry to the tree. An entry may be a hard link to a file of the
 // layers below.
 func (t *tree) putEntry(e *entry, below *tree) error {
 	switch {
@@ -113,7 +113,7 @@ func (t *tree) putEntry(e *entry, below *tree) error {
 		return nil
 	}
 	parent, base := path.Split(e.path)
-	folder, err := t.findPlace(parent, true)
+	folder, err := t.findFolder(parent, true)
 	if err != nil {
 		return err
 	}
@@ -122,10 +122,10 @@ func (t *tree) putEntry(e *entry, below *tree) error {
 	}
 	file := e.inode
 	if e.link != nil {
-		if file, err = t.findTwin(e, below); err != nil {
+		if file, err = t.findLinked(e, below); err != nil {
 			return err
 		}
-		if err := t.describeTwin(file, e.inode); err != nil {
+		if err := t.updateLinked(file, e.inode); err != nil {
 			return newContentError("the file %s: %w", quoteName(e.path), err)
 		}
 	}
@@ -141,7 +141,7 @@ func (t *tree) putEntry(e *entry, below *tree) error {
 	return nil
 }
 
-// describeFolder makes a folder as an entry describes it, with the files that it has.
+// describeFolder sets the attributes of a folder from its entry, and keeps its files.
 func (t *tree) describeFolder(folder, described *erofs.Inode) {
 	children := folder.Children
 	*folder = *described
@@ -151,9 +151,9 @@ func (t *tree) describeFolder(folder, described *erofs.Inode) {
 	}
 }
 
-// describeTwin gives a file the attributes that the entry of a further name states, as container
-// engines do. Builders state the same ones.
-func (t *tree) describeTwin(file, described *erofs.Inode) error {
+// updateLinked sets the attributes of a file from the entry of a hard link to it, as container engines
+// do. Usually both entries have the same attributes.
+func (t *tree) updateLinked(file, described *erofs.Inode) error {
 	file.UID, file.GID = described.UID, described.GID
 	if file.Type() != unix.S_IFLNK {
 		file.Mode = file.Type() | described.Mode&^unix.S_IFMT
@@ -166,20 +166,20 @@ func (t *tree) describeTwin(file, described *erofs.Inode) error {
 		file.Xattrs = map[string]string{}
 	}
 	maps.Copy(file.Xattrs, described.Xattrs)
-	// All attributes are checked again for each name.
+	// Check below costs one step for each attribute, and again for each hard link.
 	if t.count.steps += len(file.Xattrs); t.count.steps > maxSteps {
-		return errors.New("the files have too many further names with extended attributes")
+		return errors.New("the files have too many hard links with extended attributes")
 	}
 	return file.Check()
 }
 
-// markFolder notes what an entry removes or hides of layers below.
+// markFolder adds the mark of a whiteout or an opaque entry to its folder.
 func (t *tree) markFolder(e *entry) error {
 	text, base := e.path, ""
 	if e.isWhiteout {
 		text, base = path.Split(e.path)
 	}
-	folder, err := t.findPlace(text, true)
+	folder, err := t.findFolder(text, true)
 	if err != nil {
 		return err
 	}
@@ -194,9 +194,9 @@ func (t *tree) markFolder(e *entry) error {
 	return nil
 }
 
-// findTwin returns the file of which an entry is a further name. It looks in the entry's layer first,
-// then in those below.
-func (t *tree) findTwin(e *entry, below *tree) (*erofs.Inode, error) {
+// findLinked returns the file to which an entry is a hard link. It searches the entry's layer first,
+// then the layers below.
+func (t *tree) findLinked(e *entry, below *tree) (*erofs.Inode, error) {
 	file, err := t.findFile(*e.link)
 	if err == nil && file == nil {
 		file, err = below.findFile(*e.link)
@@ -205,7 +205,7 @@ func (t *tree) findTwin(e *entry, below *tree) (*erofs.Inode, error) {
 		return nil, err
 	}
 	if file == nil || file.IsDir() {
-		return nil, newContentError("the entry %s is a further name of %s, which is not a file of its layer or those below", quoteName(e.path), quoteName(*e.link))
+		return nil, newContentError("the entry %s is a hard link to %s, which is not a file of its layer or of the layers below", quoteName(e.path), quoteName(*e.link))
 	}
 	return file, nil
 }
@@ -213,23 +213,23 @@ func (t *tree) findTwin(e *entry, below *tree) (*erofs.Inode, error) {
 // findFile returns the file at a path, or nil.
 func (t *tree) findFile(text string) (*erofs.Inode, error) {
 	parent, base := path.Split(text)
-	folder, err := t.findPlace(parent, false)
+	folder, err := t.findFolder(parent, false)
 	if err != nil || folder == nil {
 		return nil, err
 	}
 	return folder.inode().Children[base], nil
 }
 
-// place is a folder and all that it is in, the root first.
-type place []*erofs.Inode
+// folderPath is a folder with all its parents, the root first.
+type folderPath []*erofs.Inode
 
-func (p place) inode() *erofs.Inode { return p[len(p)-1] }
+func (p folderPath) inode() *erofs.Inode { return p[len(p)-1] }
 
-// findPlace follows a path through folders and symbolic links to a folder. No path leads out of
-// the root. With makeMissing, folders that are missing are made, and other files replaced
-// by them; without, nil means that there is none.
-func (t *tree) findPlace(text string, makeMissing bool) (place, error) {
-	at, links := place{t.root}, 0
+// findFolder follows a path through folders and symbolic links to a folder. No path leads out of
+// the root. With makeMissing it makes missing folders, also in place of other files. Otherwise
+// it returns nil if the folder does not exist.
+func (t *tree) findFolder(text string, makeMissing bool) (folderPath, error) {
+	current, links := folderPath{t.root}, 0
 	rest := splitPath(text)
 	for len(rest) > 0 {
 		if t.count.steps++; t.count.steps > maxSteps {
@@ -238,16 +238,16 @@ func (t *tree) findPlace(text string, makeMissing bool) (place, error) {
 		name := rest[0]
 		rest = rest[1:]
 		if name == ".." {
-			at = at[:max(1, len(at)-1)]
+			current = current[:max(1, len(current)-1)]
 			continue
 		}
-		next := at.inode().Children[name]
+		next := current.inode().Children[name]
 		if next != nil && next.Type() == unix.S_IFLNK {
 			if links++; links > maxLinks {
 				return nil, newContentError("the path %s leads through more than %d symbolic links", quoteName(text), maxLinks)
 			}
 			if strings.HasPrefix(next.Target, "/") {
-				at = at[:1]
+				current = current[:1]
 			}
 			t.count.steps += len(next.Target) + len(rest)
 			rest = append(splitPath(next.Target), rest...)
@@ -258,18 +258,18 @@ func (t *tree) findPlace(text string, makeMissing bool) (place, error) {
 				return nil, nil
 			}
 			var err error
-			if next, err = t.makeFolder(at, name, text); err != nil {
+			if next, err = t.makeFolder(current, name, text); err != nil {
 				return nil, err
 			}
 		}
-		at = append(at, next)
+		current = append(current, next)
 	}
-	return at, nil
+	return current, nil
 }
 
-// makeFolder makes a folder on a path.
-func (t *tree) makeFolder(in place, name, text string) (*erofs.Inode, error) {
-	if len(in) >= maxDepth {
+// makeFolder makes a folder with a name in parent. text is the whole path, for errors.
+func (t *tree) makeFolder(parent folderPath, name, text string) (*erofs.Inode, error) {
+	if len(parent) >= maxDepth {
 		return nil, newContentError("the path %s leads through more than %d folders", quoteName(text), maxDepth)
 	}
 	if !erofs.IsName(name) {
@@ -279,11 +279,11 @@ func (t *tree) makeFolder(in place, name, text string) (*erofs.Inode, error) {
 		return nil, newContentError("the paths of the files have more than %d folders without entries", MaxFiles)
 	}
 	folder := t.newFolder()
-	in.inode().Children[name] = folder
+	parent.inode().Children[name] = folder
 	return folder, nil
 }
 
-// splitPath returns the names of a path, without those that lead nowhere.
+// splitPath returns the names in a path, without empty names and dots.
 func splitPath(text string) []string {
 	var names []string
 	for name := range strings.SplitSeq(text, "/") {
@@ -294,8 +294,8 @@ func splitPath(text string) []string {
 	return names
 }
 
-// findDisk returns the disk of a virtual machine, if the image has nothing but that: one file
-// in the folder of disks.
+// findDisk returns the disk of a container disk: the only file in DiskFolder, if the image has
+// no other folder. It returns nil for other images.
 func (t *tree) findDisk() *Range {
 	folder := t.root.Children[DiskFolder]
 	if len(t.root.Children) != 1 || folder == nil || !folder.IsDir() {
@@ -314,5 +314,5 @@ func (t *tree) findDisk() *Range {
 	return found
 }
 
-// DiskFolder is the folder of the disk in an image for machines, as in container disks.
+// DiskFolder is the folder with the disk in a container disk.
 const DiskFolder = "disk"

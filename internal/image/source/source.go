@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package source has the sources of images, as specs and records name them. A source is parsed
-// once, where a driver reads it; all other code asks the source's Kind.
+// Package source parses the sources of images in specs and records. A driver parses a source once;
+// all other code uses its Kind.
 //
 // Start with Parse.
 package source
@@ -25,13 +25,13 @@ type Kind int
 const (
 	// None means that no source is named.
 	None Kind = iota
-	// Unknown is every text that has none of the forms below.
+	// Unknown is any text that is not one of the kinds below.
 	Unknown
-	// File is a file of the host: an absolute path, or file:// before one.
+	// File is a file of the host: an absolute path, with or without the prefix file://.
 	File
 	// Web is the URL of a disk on a web server.
 	Web
-	// RegistryDisk is oci:// and the reference of an image that has a disk in it.
+	// RegistryDisk is oci:// and the reference of a container disk.
 	RegistryDisk
 	// Container is the reference of a container image, such as python:3.13 or
 	// registry/name@sha256:...
@@ -40,26 +40,26 @@ const (
 	Catalogue
 	// BuiltIn is the container image of BuiltInText.
 	BuiltIn
-	// Claim is pvc:// and the name of a PersistentVolumeClaim. No driver copies one.
+	// Claim is pvc:// and the name of a PersistentVolumeClaim, which is used without a copy.
 	Claim
 )
 
-// schemes has the kinds of the sources that have a scheme, but for the URLs of web servers.
+// schemes are the schemes of sources, except for the URLs of web servers.
 var schemes = map[string]Kind{"file": File, "oci": RegistryDisk, "cloud": Catalogue, "pvc": Claim}
 
 // Source says where an image comes from. The zero value is the empty source. Two sources are
-// equal if their texts are.
+// equal if their texts are equal.
 type Source struct {
 	Kind Kind
-	// Name is the source without its scheme: a path, the reference of an image, or a name. Only
-	// a URL of a web server has its scheme here too.
+	// Name is the source without its scheme: a path, the reference of an image, or a name. For
+	// Web it is the whole URL.
 	Name string
 
 	text string
 }
 
-// Parse returns the source that a text names. It accepts every text: a driver refuses the kinds
-// that it does not take.
+// Parse parses a source. It accepts every text; a driver rejects the kinds that it does not
+// support.
 func Parse(text string) Source {
 	scheme, rest, hasScheme := strings.Cut(text, "://")
 	switch kind, ok := schemes[scheme]; {
@@ -79,8 +79,8 @@ func Parse(text string) Source {
 	return Source{Unknown, text, text}
 }
 
-// isReference reports whether a text is the reference of a container image for container engines
-// and for the library that fetches images.
+// isReference reports whether both container engines and the library that fetches images accept a
+// text as the reference of a container image.
 func isReference(text string) bool {
 	if _, err := reference.ParseNormalizedNamed(text); err != nil {
 		return false
@@ -89,7 +89,7 @@ func isReference(text string) bool {
 	return err == nil
 }
 
-// IsFetched reports whether the image has to be fetched before it can be used.
+// IsFetched reports whether the image must be fetched before it can be used.
 func (s Source) IsFetched() bool {
 	switch s.Kind {
 	case Web, RegistryDisk, Container, Catalogue, BuiltIn:
@@ -99,11 +99,11 @@ func (s Source) IsFetched() bool {
 	}
 }
 
-// IsContainer reports whether the source is the reference of a container image. The image may
-// turn out to have nothing but a disk.
+// IsContainer reports whether the source is a container image. A fetch may still show that the
+// image has only a disk.
 func (s Source) IsContainer() bool { return s.Kind == Container || s.Kind == BuiltIn }
 
-// IsPinned reports whether the source stands for the same container image forever.
+// IsPinned reports whether the source always leads to the same container image.
 func (s Source) IsPinned() bool {
 	return s.Kind == Container && strings.Contains(s.Name, "@sha256:")
 }
@@ -111,7 +111,7 @@ func (s Source) IsPinned() bool {
 // Text returns the source as it was parsed. It may hold secrets.
 func (s Source) Text() string { return s.text }
 
-// String returns the source as it is shown: without possible secrets.
+// String returns the source without possible secrets, for people.
 func (s Source) String() string { return egress.Redact(s.text) }
 
 // MarshalText implements encoding.TextMarshaler.

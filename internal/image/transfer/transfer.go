@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package transfer copies one image to a new file, from a web server or a reader. It bounds,
-// counts and hashes the bytes that come, decompresses them, and leaves holes for zeros. A store
-// of images and the program of a machine in a pod both copy by it.
+// counts and hashes the received bytes, decompresses them, and leaves holes for zeros. Both the
+// store of images and drover-machine in a pod use it.
 //
 // Start with Copy.FromWeb.
 package transfer
@@ -31,7 +31,7 @@ type Limit struct {
 	Option string
 }
 
-// Check refuses content of a size that its server states. 0 means that it is not known.
+// Check fails if the size that a server states exceeds the limit. A size of 0 means unknown.
 func (l Limit) Check(total int64) error {
 	if total > l.Bytes {
 		return &ContentError{fmt.Errorf("it has %d bytes: %s allows %d", total, l.Option, l.Bytes), true}
@@ -41,10 +41,10 @@ func (l Limit) Check(total int64) error {
 
 // Exceeded returns the error for content that turned out to be larger than the limit.
 func (l Limit) Exceeded(subject string) error {
-	return &ContentError{fmt.Errorf("%s %d bytes, which is all that %s allows", subject, l.Bytes, l.Option), true}
+	return &ContentError{fmt.Errorf("%s %d bytes, the limit of %s", subject, l.Bytes, l.Option), true}
 }
 
-// ContentError says why content is unusable. Fetching the same content again changes nothing.
+// ContentError says why content is unusable. To fetch the same content again would not help.
 type ContentError struct {
 	error
 
@@ -52,21 +52,21 @@ type ContentError struct {
 	IsInvalid bool
 }
 
-// Unwrap returns the error without its class.
+// Unwrap returns the error without IsInvalid.
 func (e *ContentError) Unwrap() error { return e.error }
 
 // Copy is one copy of an image to a file.
 type Copy struct {
-	// Out is the new file, which gets all but zeros.
+	// Out is the new file. Blocks of zeros are not written.
 	Out io.WriterAt
 	// Limit is zero for no limit.
 	Limit Limit
 	// OnData is called when there is progress, even if none of the data is used.
 	OnData func()
-	// OnSent gets the bytes of the content as they are sent.
+	// OnSent receives the bytes of the content as sent, before they are decompressed.
 	OnSent func(sent []byte)
-	// Begin is called before content is read, with the server's version of it, which may be empty, and
-	// the bytes that it has, 0 where that is not known. If it fails, FromWeb returns its error.
+	// Begin is called before content is read. version is the server's version of the content, which
+	// may be empty, and total its size, 0 if unknown. If Begin fails, FromWeb returns its error.
 	Begin func(version string, total int64) error
 
 	hash     hash.Hash
@@ -75,13 +75,12 @@ type Copy struct {
 	failure  error // of Begin or Out, which FromWeb returns unchanged
 }
 
-// FromWeb copies the content at the URL of a web server, decompressed if it is compressed. Its errors
-// have nothing that the server answered.
+// FromWeb copies the content at the URL of a web server, and decompresses it if it is compressed. Its
+// errors do not quote the server.
 //
-// The checksum is the digest of the bytes as sent, which publishers publish. It still stands for one
-// content: the bytes are decompressed in one way only, and diskimage.Probe refuses a compressed file
-// as a disk. So an image that is stored under a digest may be used for that digest, whichever server
-// it came from.
+// The checksum is the digest of the bytes as sent, since publishers publish that. It still identifies
+// one disk: compressed bytes are decompressed in only one way, and diskimage.Probe rejects a
+// compressed file as a disk. So an image with a digest may be used for every source with that digest.
 func (c *Copy) FromWeb(ctx context.Context, client *egress.Client, url string) error {
 	err := c.fetch(ctx, client, url)
 	unusable, isUnusable := errors.AsType[*ContentError](err)
@@ -120,7 +119,7 @@ func (c *Copy) fetch(ctx context.Context, client *egress.Client, url string) err
 	return err
 }
 
-// contentVersion returns a web server's version of its content, or nothing.
+// contentVersion returns a web server's version of its content, "" if it states none.
 func contentVersion(response *http.Response) string {
 	tag, at := response.Header.Get("ETag"), response.Header.Get("Last-Modified")
 	if tag == "" && at == "" {
@@ -141,13 +140,13 @@ func (c *Copy) decompress(body io.Reader) error {
 	return err
 }
 
-// FromReader copies all that a reader has, without a limit, until ctx ends.
+// FromReader copies the whole content of a reader, without a limit. It fails if ctx ends.
 func (c *Copy) FromReader(ctx context.Context, reader io.Reader) error {
 	_, err := io.Copy(contentWriter{c}, sentReader{contextReader{ctx, reader}, c})
 	return err
 }
 
-// contextReader reads until a context ends.
+// contextReader fails once a context has ended.
 type contextReader struct {
 	ctx context.Context //nolint:containedctx // of one call
 	io.Reader
@@ -160,7 +159,7 @@ func (r contextReader) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// sentReader counts and hashes what is sent.
+// sentReader counts and hashes the bytes as sent.
 type sentReader struct {
 	io.Reader
 
@@ -181,7 +180,7 @@ func (r sentReader) Read(p []byte) (int, error) {
 
 func (c *Copy) isLimited() bool { return c.Limit != Limit{} }
 
-// contentWriter writes content that was sent, decompressed.
+// contentWriter writes decompressed content.
 type contentWriter struct{ copy *Copy }
 
 func (w contentWriter) Write(p []byte) (int, error) {
@@ -189,11 +188,11 @@ func (w contentWriter) Write(p []byte) (int, error) {
 	if c.isLimited() && c.sparse.Length+int64(len(p)) > c.Limit.Bytes {
 		return 0, c.Limit.Exceeded("decompressed, it has more than")
 	}
-	c.OnData() // little that is sent may be much content
+	c.OnData() // also here, since a few sent bytes may be much content
 	return c.writeContent(p)
 }
 
-// Write writes and hashes bytes of a disk that comes inside an archive.
+// Write writes and hashes bytes of a disk in an archive.
 func (c *Copy) Write(p []byte) (int, error) {
 	c.addToSum(p)
 	c.OnData()
@@ -217,14 +216,14 @@ func (c *Copy) addToSum(p []byte) {
 // Length returns how many bytes of the disk were written, zeros included.
 func (c *Copy) Length() int64 { return c.sparse.Length }
 
-// Checksum returns the digest of the bytes until now, sha256: and 64 digits.
+// Checksum returns the digest of the bytes so far, sha256: and 64 digits.
 func (c *Copy) Checksum() string {
 	c.addToSum(nil)
 	return "sha256:" + hex.EncodeToString(c.hash.Sum(nil))
 }
 
-// Finish completes the file, and returns what it is. The file must have the checksum, unless that is
-// empty, before anything in it is read.
+// Finish completes the file, and returns its format and size. It verifies the checksum, unless that is
+// empty, before it parses the file.
 func (c *Copy) Finish(file *os.File, checksum string) (diskimage.Info, error) {
 	if err := file.Truncate(c.sparse.Length); err != nil { // its end may be a hole
 		return diskimage.Info{}, err

@@ -84,9 +84,9 @@ func TestFromWeb(t *testing.T) {
 	}{
 		"taken":       {server.URL, func(*Copy) {}, "", nil},
 		"stated":      {server.URL, func(c *Copy) { c.Limit.Bytes = 100 }, "it has 8192 bytes: --size allows 100", nil},
-		"not stated":  {server.URL + "/unstated", func(c *Copy) { c.Limit.Bytes = 100 }, "it has more than 100 bytes, which is all that --size allows", nil},
+		"not stated":  {server.URL + "/unstated", func(c *Copy) { c.Limit.Bytes = 100 }, "it has more than 100 bytes, the limit of --size", nil},
 		"not a URL":   {"http://[", func(*Copy) {}, "it is not a valid URL", nil},
-		"no room":     {server.URL, func(c *Copy) { c.Out = failingFile{full} }, "", full},
+		"no space":    {server.URL, func(c *Copy) { c.Out = failingFile{full} }, "", full},
 		"not started": {server.URL, func(c *Copy) { c.Begin = func(string, int64) error { return refused } }, "", refused},
 	} {
 		copied, _, sent := newCopy(t)

@@ -1,14 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent is a client of the QEMU guest agent, a program in a guest that does what the
-// host of the guest asks for.
+// Package agent is a client of the QEMU guest agent, a program in a guest that executes the
+// requests of its host.
 //
-// Start with Agent. Each of its calls has one or more conversations (conversation.go) by
-// connections that Connect makes, and ends them soon, since the agent serves one client at a
-// time: a command that runs for long (exec.go) is asked about again and again. Whatever
-// answers may be hostile, so answer.go bounds what is read and kept, a conversation has a
-// time limit, and the content of answers is checked.
+// Start with Agent. Each call has one or more conversations (conversation.go), each over a
+// connection from Connect. Conversations are short, since the agent serves one client at a
+// time: the end of a command (exec.go) is polled. A guest may be hostile, so answer.go
+// bounds how much is read and kept, every conversation has a time limit, and the content of
+// answers is checked.
 package agent
 
 import (
@@ -26,26 +26,26 @@ import (
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
-// Limits of a conversation, without what Connect waits for.
+// Limits of a conversation. The time that Connect takes is not counted.
 const (
-	// silenceLimit is how long the agent may send nothing. One that looks for clients only now
-	// and then needs 100 ms.
+	// silenceLimit is how long the agent may send nothing. An agent that polls for clients
+	// needs 100 ms.
 	silenceLimit = 10 * time.Second
-	// conversationLimit bounds all of it. The agent forgets a command whose end it has begun
-	// to report, so an answer of some megabytes from a slow guest must not be cut off.
+	// conversationLimit bounds a whole conversation. The agent forgets a command once it begins
+	// to report the end, so an answer of some megabytes from a slow guest must not be cut off.
 	conversationLimit = 2 * time.Minute
 )
 
-// Agent is the agent of one guest.
+// Agent is the guest agent of one machine.
 type Agent struct {
-	// Connect returns a connection to the agent that no other client has, in this process or
-	// another. It fails with failure.ErrNoAgent or failure.ErrBusy.
+	// Connect returns a connection to the agent. No other client, in this process or another,
+	// has one at that time. It fails with failure.ErrNoAgent or failure.ErrBusy.
 	Connect func(context.Context) (net.Conn, error)
 	Clock   clock.Clock
 }
 
-// withConversation has a conversation with the agent. It ends with ctx, or with failure.ErrSilent when the
-// agent has sent nothing for a while.
+// withConversation calls talk with a new conversation. It ends when ctx does, and fails with failure.ErrSilent
+// if the agent exceeds a limit.
 func (a Agent) withConversation(ctx context.Context, talk func(*conversation) error) error {
 	conn, err := a.Connect(ctx)
 	if err != nil {
@@ -71,26 +71,26 @@ func (a Agent) withConversation(ctx context.Context, talk func(*conversation) er
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for the guest agent: %w", context.Cause(ctx))
 	case bounded.Err() != nil:
-		return fmt.Errorf("%w: it was silent for %s, or took longer than %s", failure.ErrSilent, silenceLimit, conversationLimit)
+		return fmt.Errorf("%w: it sent nothing for %s, or the exchange took longer than %s", failure.ErrSilent, silenceLimit, conversationLimit)
 	}
 	return err
 }
 
-// watchedConn reports all data that passes.
+// watchedConn calls onActivity after every read and write.
 type watchedConn struct {
 	net.Conn
-	passed func()
+	onActivity func()
 }
 
 func (c watchedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.passed()
+	c.onActivity()
 	return n, err
 }
 
 func (c watchedConn) Write(p []byte) (int, error) {
 	n, err := c.Conn.Write(p)
-	c.passed()
+	c.onActivity()
 	return n, err
 }
 
@@ -101,8 +101,8 @@ func (a Agent) SetTime(ctx context.Context) error {
 	})
 }
 
-// Interfaces returns the guest's network interfaces, without those whose addresses are all
-// loopback ones.
+// Interfaces returns the guest's network interfaces. It omits an interface that has only
+// loopback addresses.
 func (a Agent) Interfaces(ctx context.Context) ([]report.Interface, error) {
 	var reported []reportedInterface
 	err := a.withConversation(ctx, func(c *conversation) error {
@@ -113,7 +113,7 @@ func (a Agent) Interfaces(ctx context.Context) ([]report.Interface, error) {
 	}
 	found := make([]report.Interface, 0, len(reported))
 	for _, r := range reported {
-		i, err := r.checkReported()
+		i, err := r.toInterface()
 		if err != nil {
 			return nil, err
 		}
@@ -134,8 +134,8 @@ type reportedInterface struct {
 	} `json:"ip-addresses"`
 }
 
-// checkReported refuses what no interface has. What it returns may be shown on a terminal.
-func (r reportedInterface) checkReported() (report.Interface, error) {
+// toInterface rejects values that no interface can have. Its result is safe to print on a terminal.
+func (r reportedInterface) toInterface() (report.Interface, error) {
 	i := report.Interface{Name: r.Name}
 	if r.Name == "" || r.Name != printableText(r.Name, report.MaxName) {
 		return i, fmt.Errorf("%w: the name of an interface is %.80q", failure.ErrBadAnswer, r.Name)
@@ -167,14 +167,14 @@ func isLoopback(i report.Interface) bool {
 	return len(i.Addresses) > 0 || i.Name == "lo"
 }
 
-// printableText returns the beginning of a text of the guest without control characters, which
-// could be commands to a terminal.
-func printableText(text string, most int) string {
+// printableText returns at most maxBytes of a text from the guest. It removes control characters,
+// which could be commands to a terminal.
+func printableText(text string, maxBytes int) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
 			return -1
 		}
 		return r
 	}, text)
-	return strings.ToValidUTF8(text[:min(len(text), most)], "")
+	return strings.ToValidUTF8(text[:min(len(text), maxBytes)], "")
 }

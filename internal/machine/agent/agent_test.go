@@ -163,8 +163,8 @@ func TestExec(t *testing.T) {
 		"far below 0":    {[]string{`{"return":{"exited":true,"exitcode":-2147483648}}`}, Result{ExitCode: -1 << 31}, nil, ""},
 		"cut by us":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"` + long + `"}}`}, Result{ExitCode: 1, Stdout: bytes.Repeat([]byte("x"), failure.MaxOutput)}, failure.ErrOutputCut, "the exit code is 1"},
 		"cut by it":      {[]string{`{"return":{"exited":true,"exitcode":1,"out-data":"YQ==","out-truncated":true}}`}, Result{ExitCode: 1, Stdout: []byte("a")}, failure.ErrOutputCut, "use ssh"},
-		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, failure.ErrEndUnknown, "lacks an exit code"},
-		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, failure.ErrEndUnknown, "lacks an exit code"},
+		"no code":        {[]string{`{"return":{"exited":true}}`}, Result{}, failure.ErrEndUnknown, "exit code of the command is missing or too large"},
+		"a large code":   {[]string{`{"return":{"exited":true,"exitcode":4294967296}}`}, Result{}, failure.ErrEndUnknown, "exit code of the command is missing or too large"},
 		"a larger code":  {[]string{`{"return":{"exited":true,"exitcode":1e300}}`}, Result{}, failure.ErrEndUnknown, "exitcode"},
 		"no base64":      {[]string{`{"return":{"exited":true,"exitcode":0,"out-data":"\u001b[2J"}}`}, Result{}, failure.ErrEndUnknown, "invalid answer"},
 		"unknown":        {[]string{`{"error":{"class":"GenericError","desc":"PID 4711 does not exist"}}`}, Result{}, failure.ErrEndUnknown, "PID 4711 does not exist"},
@@ -186,8 +186,8 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// TestResults checks that a command whose result would be one too many in memory is not asked for its
-// end, and that a command without a result takes no place.
+// TestResults checks that the end of a command is not queried while too many results are in memory, and
+// that a command without a result does not count.
 func TestResults(t *testing.T) {
 	t.Parallel()
 	const noCode = `{"return":{"exited":true}}`
@@ -316,8 +316,8 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestLeave checks that a command is ended whose caller has left, and that nothing is left of
-// it in the agent.
+// TestLeave checks that a command ends when its caller leaves, and that nothing of the command is
+// left in the agent.
 func TestLeave(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -355,8 +355,8 @@ func TestLeave(t *testing.T) {
 		begin := time.Now()
 		_, err = g.agent().Interfaces(ctx)
 		assert.True(t, errors.Is(err, cause) && time.Since(begin) == time.Second, "after %s: %v", time.Since(begin), err)
-		g.agent().forgetCommand(ctx, 1)
-		assert.Equal(t, "it took", time.Since(begin), time.Second+endWithin)
+		g.agent().killCommand(ctx, 1)
+		assert.Equal(t, "it took", time.Since(begin), time.Second+killTimeout)
 		g.checkClosed(t)
 	})
 }

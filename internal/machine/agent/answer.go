@@ -11,73 +11,73 @@ import (
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
-// limits bound one answer.
+// limits bound one answer, in bytes.
 type limits struct {
-	// read is how many bytes it may have.
+	// read is how long the answer may be.
 	read int
-	// text is how many bytes of each text in it are kept, escaped as it is sent.
+	// text is how much of each JSON string is kept. Escape sequences count as they are sent.
 	text int
-	// kept is how many bytes are kept in all.
+	// kept is how much of the answer is kept in all.
 	kept int
 }
 
-// maxDepth is how deep an answer may be nested. Those that are asked for have a depth of 5.
+// maxDepth is how deep an answer may be nested. The expected answers have a depth of 5.
 const maxDepth = 16
 
 var (
-	// answerLimits are the limits of an answer without output. One about interfaces has 400 bytes
-	// for each.
+	// answerLimits are for answers without output. guest-network-get-interfaces sends 400 bytes
+	// for each interface.
 	answerLimits = limits{read: 512 << 10, text: 512 << 10, kept: 512 << 10}
-	// outputLimits are the limits of an answer with two outputs in base64, of which the agent
-	// sends more than is kept.
+	// outputLimits are for answers with stdout and stderr in base64. The agent sends more output
+	// than is kept.
 	outputLimits = limits{read: 64 << 20, text: failure.MaxOutput / 3 * 4, kept: 2*failure.MaxOutput/3*4 + 4<<10}
 )
 
-// readObject reads one JSON object up to its end, however it is divided into lines. It shortens
-// texts that are too long, and reports whether it did. It leaves a sentinel in the middle, where
-// another answer begins, to be read again.
-func readObject(in io.ByteScanner, most limits) (object []byte, isCut bool, err error) {
-	s := shortener{most: most}
-	for range most.read {
+// readObject reads one JSON object up to its end, which may span lines. It shortens strings that
+// are too long, and then sets isTruncated. If a sentinel interrupts the object, another answer begins
+// there: readObject fails and unreads the sentinel.
+func readObject(in io.ByteScanner, bounds limits) (object []byte, isTruncated bool, err error) {
+	s := shortener{limits: bounds}
+	for range bounds.read {
 		b, err := in.ReadByte()
 		if err != nil {
-			return nil, s.isCut, err
+			return nil, s.isTruncated, err
 		}
 		if b == sentinel {
-			return nil, s.isCut, errors.Join(errInterrupted, in.UnreadByte())
+			return nil, s.isTruncated, errors.Join(errInterrupted, in.UnreadByte())
 		}
 		isComplete, err := s.addByte(b)
 		if err != nil {
-			return nil, s.isCut, err
+			return nil, s.isTruncated, err
 		}
 		if isComplete {
-			return s.kept, s.isCut, nil
+			return s.kept, s.isTruncated, nil
 		}
 	}
-	return nil, s.isCut, errTooLong
+	return nil, s.isTruncated, errTooLong
 }
 
 var (
-	errTooLong     = fmt.Errorf("%w: it is too long", failure.ErrBadAnswer)
-	errTooDeep     = fmt.Errorf("%w: it is nested too deep", failure.ErrBadAnswer)
-	errNoObject    = fmt.Errorf("%w: it is not a JSON object", failure.ErrBadAnswer)
-	errInterrupted = fmt.Errorf("%w: it ends in the middle", failure.ErrBadAnswer)
+	errTooLong     = fmt.Errorf("%w: the answer is too long", failure.ErrBadAnswer)
+	errTooDeep     = fmt.Errorf("%w: the JSON is nested too deep", failure.ErrBadAnswer)
+	errNoObject    = fmt.Errorf("%w: the answer is not a JSON object", failure.ErrBadAnswer)
+	errInterrupted = fmt.Errorf("%w: the JSON object is incomplete", failure.ErrBadAnswer)
 )
 
-// shortener keeps a JSON object that comes byte by byte. It knows as much of JSON as it takes
-// to find the end of texts and of the object. The rest is checked when the object is decoded.
+// shortener collects a JSON object byte by byte, and shortens long strings. It parses only as much
+// JSON as finds the ends of strings and of the object. The decoder checks the rest.
 type shortener struct {
-	most  limits
-	kept  []byte
-	isCut bool
+	limits      limits
+	kept        []byte
+	isTruncated bool
 
 	depth     int
 	inText    bool
-	isEscaped bool // the next byte of a text
+	isEscaped bool // the last byte was a backslash
 	textBytes int
 }
 
-// addByte adds a byte, and reports whether the object is complete.
+// addByte reports whether the object is complete with b.
 func (s *shortener) addByte(b byte) (isComplete bool, err error) {
 	switch {
 	case s.inText:
@@ -88,10 +88,10 @@ func (s *shortener) addByte(b byte) (isComplete bool, err error) {
 		return false, errNoObject
 	default:
 		s.kept = append(s.kept, b)
-		isComplete = s.enterByte(b)
+		isComplete = s.updateDepth(b)
 	}
 	switch {
-	case len(s.kept) > s.most.kept:
+	case len(s.kept) > s.limits.kept:
 		return false, errTooLong
 	case s.depth > maxDepth:
 		return false, errTooDeep
@@ -99,8 +99,8 @@ func (s *shortener) addByte(b byte) (isComplete bool, err error) {
 	return isComplete, nil
 }
 
-// enterByte follows a byte outside of texts.
-func (s *shortener) enterByte(b byte) (isComplete bool) {
+// updateDepth handles a byte outside of strings.
+func (s *shortener) updateDepth(b byte) (isComplete bool) {
 	switch b {
 	case '"':
 		s.inText, s.textBytes = true, 0
@@ -124,8 +124,8 @@ func (s *shortener) addToText(b byte) {
 		return
 	}
 	s.textBytes++
-	if s.textBytes > s.most.text {
-		s.isCut = true
+	if s.textBytes > s.limits.text {
+		s.isTruncated = true
 		return
 	}
 	s.kept = append(s.kept, b)

@@ -51,13 +51,17 @@ func TestSynchronize(t *testing.T) {
 // TestEndlessSynchronization checks that a guest that never stops is not read for ever.
 func TestEndlessSynchronization(t *testing.T) {
 	t.Parallel()
-	for name, text := range map[string]string{"garbage": "x", "sentinels": "\xff", "answers": "\xff{\"return\":1}"} {
-		c := newConversation(struct {
+	for name, c := range map[string]struct{ text, says string }{
+		"garbage":   {"x", "the agent has sent more than 128 MiB"},
+		"sentinels": {"\xff", "none of the agent's first 100 answers is the answer to guest-sync-delimited"},
+		"answers":   {"\xff{\"return\":1}", "none of the agent's first 100 answers is the answer to guest-sync-delimited"},
+	} {
+		talk := newConversation(struct {
 			io.Reader
 			io.Writer
-		}{&endless{text: text}, io.Discard})
-		c.read = maxConversation - 1<<20
-		assert.ErrorIs(t, name, c.synchronize(), failure.ErrBadAnswer, "it sends")
+		}{&endless{text: c.text}, io.Discard})
+		talk.bytesRead = maxConversation - 1<<20
+		assert.ErrorIs(t, name, talk.synchronize(), failure.ErrBadAnswer, c.says)
 	}
 }
 
@@ -80,9 +84,9 @@ func TestReadObject(t *testing.T) {
 	t.Parallel()
 	most := limits{read: 1000, text: 8, kept: 100}
 	for name, c := range map[string]struct {
-		sent, want string
-		isCut      bool
-		err        error
+		sent, want  string
+		isTruncated bool
+		err         error
 	}{
 		"whole":             {` {"a": [1, {"b": "}"}]}` + "\nrest", `{"a": [1, {"b": "}"}]}`, false, nil},
 		"quote in a text":   {`{"a":"\"}{"}rest`, `{"a":"\"}{"}`, false, nil},
@@ -98,8 +102,8 @@ func TestReadObject(t *testing.T) {
 		"ends":              {`{"a"`, "", false, io.EOF},
 	} {
 		in := bufio.NewReader(strings.NewReader(c.sent))
-		got, isCut, err := readObject(in, most)
-		assert.True(t, string(got) == c.want && isCut == c.isCut && errors.Is(err, c.err), "%s: got %q, %t, %v", name, got, isCut, err)
+		got, isTruncated, err := readObject(in, most)
+		assert.True(t, string(got) == c.want && isTruncated == c.isTruncated && errors.Is(err, c.err), "%s: got %q, %t, %v", name, got, isTruncated, err)
 	}
 }
 
@@ -151,7 +155,7 @@ func checkStatus(c *conversation) error {
 	if err != nil {
 		return err
 	}
-	r, err := status.resultOf()
+	r, err := status.toResult()
 	if err == nil && (r.ExitCode < math.MinInt32 || r.ExitCode > math.MaxUint32) {
 		return &lieError{r}
 	}
@@ -164,7 +168,7 @@ func checkInterfaces(c *conversation) error {
 		return err
 	}
 	for _, r := range reported {
-		i, err := r.checkReported()
+		i, err := r.toInterface()
 		if err != nil {
 			return err
 		}
@@ -184,13 +188,13 @@ func checkInterfaces(c *conversation) error {
 func checkShortened(t *testing.T, sent []byte) {
 	t.Helper()
 	most := limits{read: 1 << 20, text: 16, kept: 256}
-	kept, isCut, err := readObject(bufio.NewReader(bytes.NewReader(sent)), most)
+	kept, isTruncated, err := readObject(bufio.NewReader(bytes.NewReader(sent)), most)
 	if err != nil {
 		return
 	}
 	assert.True(t, len(kept) <= most.kept, "it keeps %d bytes", len(kept))
 	var first, shortened json.RawMessage
-	if json.NewDecoder(bytes.NewReader(sent)).Decode(&first) != nil || isCut {
+	if json.NewDecoder(bytes.NewReader(sent)).Decode(&first) != nil || isTruncated {
 		return
 	}
 	err = json.Unmarshal(kept, &shortened)

@@ -19,24 +19,24 @@ import (
 const (
 	// readAhead is how much is read from a connection at once.
 	readAhead = 64 << 10
-	// maxConversation is how many bytes are read from a connection, what other clients have not
-	// waited for included: two answers with all the output that the agent keeps.
+	// maxConversation is how many bytes are read from a connection. It suffices for two answers with as
+	// much output of a command as the agent keeps. One of them may be for an earlier client.
 	maxConversation = 128 << 20
 	// maxStale is how many answers to other clients are skipped.
 	maxStale = 100
-	// maxDescription is how much of the agent's description an error has.
+	// maxDescription is how many bytes of the agent's message an error quotes.
 	maxDescription = 300
 )
 
-// sentinel is a byte that no JSON has. An agent that reads it forgets what it has read before,
-// and one that sends it is about to send a whole answer.
+// sentinel is a byte that never occurs in JSON. An agent that receives it discards all earlier
+// input. An agent sends it before an answer to guest-sync-delimited.
 const sentinel = 0xff
 
 // conversation is the exchange over one connection.
 type conversation struct {
-	in   *bufio.Reader
-	out  io.Writer
-	read int // bytes
+	in        *bufio.Reader
+	out       io.Writer
+	bytesRead int
 }
 
 func newConversation(conn io.ReadWriter) *conversation {
@@ -45,8 +45,8 @@ func newConversation(conn io.ReadWriter) *conversation {
 
 // ReadByte implements io.ByteReader.
 func (c *conversation) ReadByte() (byte, error) {
-	if c.read++; c.read > maxConversation {
-		return 0, fmt.Errorf("%w: it sends more than %d MiB", failure.ErrBadAnswer, maxConversation>>20)
+	if c.bytesRead++; c.bytesRead > maxConversation {
+		return 0, fmt.Errorf("%w: the agent has sent more than %d MiB", failure.ErrBadAnswer, maxConversation>>20)
 	}
 	b, err := c.in.ReadByte()
 	if err != nil {
@@ -58,15 +58,14 @@ func (c *conversation) ReadByte() (byte, error) {
 // UnreadByte implements io.ByteScanner.
 func (c *conversation) UnreadByte() error { return c.in.UnreadByte() }
 
-// writeLine sends a line, or what else the agent reads.
-func (c *conversation) writeLine(line []byte) error {
-	if _, err := c.out.Write(line); err != nil {
+func (c *conversation) sendBytes(p []byte) error {
+	if _, err := c.out.Write(p); err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrSilent, err)
 	}
 	return nil
 }
 
-// request is a command. It lacks an ID, which old agents refuse.
+// request is a command. It lacks an ID, since old agents reject requests with one.
 type request struct {
 	Execute   string `json:"execute"`
 	Arguments any    `json:"arguments,omitempty"`
@@ -81,14 +80,14 @@ type answer struct {
 	} `json:"error"`
 }
 
-// synchronize finds the beginning of the agent's answers to this client. What another client
-// has left comes before: half an answer, or a late one.
+// synchronize skips answers to earlier clients, which the connection may deliver first, in whole or
+// in part.
 func (c *conversation) synchronize() error {
 	var random [8]byte
 	_, _ = rand.Read(random[:])                              // never fails
-	id := int64(binary.LittleEndian.Uint64(random[:]) >> 12) // which every JSON library keeps exactly
+	id := int64(binary.LittleEndian.Uint64(random[:]) >> 12) // 52 bits: JSON libraries keep them exactly
 	sync := marshalLine(request{"guest-sync-delimited", map[string]int64{"id": id}})
-	if err := c.writeLine(append([]byte{sentinel}, sync...)); err != nil {
+	if err := c.sendBytes(append([]byte{sentinel}, sync...)); err != nil {
 		return err
 	}
 	for range maxStale {
@@ -96,7 +95,7 @@ func (c *conversation) synchronize() error {
 			return err
 		}
 		text, _, err := readObject(c, answerLimits)
-		if err != nil && c.cannotGoOn(err) {
+		if err != nil && c.isFatal(err) {
 			return err
 		}
 		var a answer
@@ -105,7 +104,7 @@ func (c *conversation) synchronize() error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: it sends other things than it is asked for", failure.ErrBadAnswer)
+	return fmt.Errorf("%w: none of the agent's first %d answers is the answer to guest-sync-delimited", failure.ErrBadAnswer, maxStale)
 }
 
 // skipToSentinel reads up to the next sentinel.
@@ -117,44 +116,48 @@ func (c *conversation) skipToSentinel() error {
 	}
 }
 
-// cannotGoOn reports whether nothing else can be read after an error.
-func (c *conversation) cannotGoOn(err error) bool {
-	return !errors.Is(err, failure.ErrBadAnswer) || c.read > maxConversation
+// isFatal reports whether nothing else can be read from the connection after err.
+func (c *conversation) isFatal(err error) bool {
+	return !errors.Is(err, failure.ErrBadAnswer) || c.bytesRead > maxConversation
 }
 
-// executeCommand has the agent execute a command, and decodes its answer.
+// executeCommand sends a command to the agent, and decodes the answer into result.
 func (c *conversation) executeCommand(command string, arguments, result any) error {
-	isCut, err := c.executeWithin(answerLimits, command, arguments, result)
-	if err == nil && isCut {
-		err = fmt.Errorf("%w: the one to %s is too long", failure.ErrBadAnswer, command)
+	isTruncated, err := c.executeWithLimits(answerLimits, command, arguments, result)
+	if err == nil && isTruncated {
+		err = fmt.Errorf("%w: the answer to %s is too long", failure.ErrBadAnswer, command)
 	}
 	return err
 }
 
-// executeWithin is execute with limits of the answer. It reports whether a text in the answer
-// was longer than they allow, and was cut.
-func (c *conversation) executeWithin(most limits, command string, arguments, result any) (isCut bool, err error) {
-	if err := c.writeLine(marshalLine(request{command, arguments})); err != nil {
+// executeWithLimits is executeCommand with other limits. isTruncated is set if a string in the answer
+// was too long and was truncated.
+func (c *conversation) executeWithLimits(bounds limits, command string, arguments, result any) (isTruncated bool, err error) {
+	if err := c.sendBytes(marshalLine(request{command, arguments})); err != nil {
 		return false, err
 	}
-	text, isCut, err := readObject(c, most)
+	text, isTruncated, err := readObject(c, bounds)
 	if err != nil {
-		return isCut, err
+		return isTruncated, err
 	}
 	var a answer
 	if err := json.Unmarshal(text, &a); err != nil {
-		return isCut, fmt.Errorf("%w: the one to %s: %s", failure.ErrBadAnswer, command, printableText(err.Error(), maxDescription))
+		return isTruncated, decodeError(command, err)
 	}
 	if a.Error != nil {
-		return isCut, refusalError(command, a.Error.Class, a.Error.Desc)
+		return isTruncated, refusalError(command, a.Error.Class, a.Error.Desc)
 	}
 	if err := json.Unmarshal(a.Return, result); err != nil {
-		return isCut, fmt.Errorf("%w: the one to %s: %s", failure.ErrBadAnswer, command, printableText(err.Error(), maxDescription))
+		return isTruncated, decodeError(command, err)
 	}
-	return isCut, nil
+	return isTruncated, nil
 }
 
-// refusalError returns the error for a refusal of the agent.
+func decodeError(command string, err error) error {
+	return fmt.Errorf("%w: the answer to %s: %s", failure.ErrBadAnswer, command, printableText(err.Error(), maxDescription))
+}
+
+// refusalError returns the error for an answer that refuses a command.
 func refusalError(command, class, desc string) error {
 	if class == "CommandNotFound" {
 		return disabledError(command)
@@ -163,10 +166,10 @@ func refusalError(command, class, desc string) error {
 }
 
 func disabledError(command string) error {
-	return fmt.Errorf("%w, %s: an administrator of the guest allows it in the agent's configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", failure.ErrDisabled, command)
+	return fmt.Errorf("%w, %s: an administrator of the guest can allow it in the agent's configuration, such as /etc/qemu/qemu-ga.conf or /etc/sysconfig/qemu-ga", failure.ErrDisabled, command)
 }
 
-// requireCommands fails with failure.ErrDisabled unless the agent offers commands.
+// requireCommands fails with failure.ErrDisabled unless the agent supports all commands.
 func (c *conversation) requireCommands(commands ...string) error {
 	var info struct {
 		Commands []struct {
@@ -178,9 +181,9 @@ func (c *conversation) requireCommands(commands ...string) error {
 		return err
 	}
 	var enabled []string
-	for _, offered := range info.Commands {
-		if offered.Enabled {
-			enabled = append(enabled, offered.Name)
+	for _, supported := range info.Commands {
+		if supported.Enabled {
+			enabled = append(enabled, supported.Name)
 		}
 	}
 	for _, command := range commands {
@@ -191,11 +194,10 @@ func (c *conversation) requireCommands(commands ...string) error {
 	return nil
 }
 
-// marshalLine returns a line of JSON.
 func marshalLine(r request) []byte {
 	line, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // texts, numbers and bytes can always be marshaled
+		panic(err) // strings, numbers and byte slices can always be marshaled
 	}
 	return append(line, '\n')
 }

@@ -20,28 +20,28 @@ import (
 )
 
 const (
-	// maxArguments is how long a command may be, as Linux limits one argument.
+	// maxArguments is how many bytes a command may have, like one argument in Linux.
 	maxArguments = 128 << 10
-	// quickPoll is the time after which a command that was just started is asked about, over the
-	// same connection: most commands take no longer.
+	// quickPoll is the time between the start of a command and the first poll, which uses the
+	// same connection. Most commands have ended by then.
 	quickPoll = 20 * time.Millisecond
-	// firstPoll and lastPoll are the intervals between two questions for a command's end.
-	firstPoll, lastPoll = 50 * time.Millisecond, time.Second
-	// maxSilence is how long an agent may not answer while a command runs in its guest. Time in
-	// which the agent is busy with other clients, each for up to conversationLimit, is not counted.
+	// minPoll and maxPoll bound the interval between the next polls.
+	minPoll, maxPoll = 50 * time.Millisecond, time.Second
+	// maxSilence is how long an agent may leave polls without an answer. Time in which the agent
+	// is busy with other clients, each for up to conversationLimit, is not counted.
 	maxSilence = 30 * time.Second
-	// endWithin is how long ending a command may take whose caller has left.
-	endWithin = 10 * time.Second
+	// killTimeout bounds the attempt to end a command whose caller has left.
+	killTimeout = 10 * time.Second
 )
 
-// Words of Linux in a refusal to start a command.
+// Error texts of Linux in the agent's refusal to start a command.
 var (
 	saysNotFound      = regexp.MustCompile(`(?i)executable file not found|no such file or directory`)
 	saysNotExecutable = regexp.MustCompile(`(?i)permission denied|is a directory|not a directory|exec format error|invalid argument|argument list too long|file name too long`)
 )
 
-// refusalOf returns what the agent's refusal to start a command means.
-func refusalOf(refusal error) error {
+// classifyRefusal adds the kind of failure to the agent's refusal to start a command.
+func classifyRefusal(refusal error) error {
 	kind := failure.ErrCommand
 	switch text := refusal.Error(); {
 	case saysNotFound.MatchString(text):
@@ -56,8 +56,8 @@ func refusalOf(refusal error) error {
 type Command struct {
 	Args  []string
 	Stdin []byte
-	// Results, if not nil, bounds the results in memory. The agent is asked for a command's end
-	// only with 1 of it, which the caller of Exec releases once it is done with the result.
+	// Results, if not nil, bounds the results in memory. Exec acquires 1 before each poll, since
+	// the answer may have the output. The caller releases it once it is done with the result.
 	Results *semaphore.Weighted
 }
 
@@ -90,35 +90,35 @@ func requireExec(c *conversation) error {
 	return c.requireCommands("guest-exec", "guest-exec-status")
 }
 
-// Exec runs a command in the guest until it ends. Before that it returns no output. If ctx ends
-// first, Exec ends the command where the guest has a program for that. With failure.ErrOutputCut there
-// is a result too.
+// Exec runs a command in the guest, waits for its end, and returns its output. If ctx ends first,
+// Exec kills the command, unless the guest lacks the program kill. Exec returns a result also with
+// failure.ErrOutputCut.
 func (a Agent) Exec(ctx context.Context, command Command) (Result, error) {
 	if err := command.Check(); err != nil {
 		return Result{}, err
 	}
-	pid, status, err := a.beginCommand(ctx, command)
+	pid, status, err := a.startAndPoll(ctx, command)
 	if err != nil {
 		return Result{}, err
 	}
 	if !status.Exited {
 		if status, err = a.waitEnd(ctx, pid, command); err != nil {
 			if ctx.Err() != nil {
-				a.forgetCommand(ctx, pid)
+				a.killCommand(ctx, pid)
 			}
 			return Result{}, err
 		}
 	}
-	result, err := status.resultOf()
+	result, err := status.toResult()
 	if err != nil && !errors.Is(err, failure.ErrOutputCut) {
 		command.releaseResult()
 	}
 	return result, err
 }
 
-// beginCommand starts a command, and asks once for its end. An answer to that which is missing or
-// wrong is left to the next question.
-func (a Agent) beginCommand(ctx context.Context, command Command) (pid int64, status execStatus, err error) {
+// startAndPoll starts a command, and polls its status once. It ignores a failure of that poll, since waitEnd
+// polls again.
+func (a Agent) startAndPoll(ctx context.Context, command Command) (pid int64, status execStatus, err error) {
 	isSent := false
 	err = a.withConversation(ctx, func(c *conversation) (err error) {
 		if err := requireExec(c); err != nil {
@@ -136,27 +136,27 @@ func (a Agent) beginCommand(ctx context.Context, command Command) (pid int64, st
 		return nil
 	})
 	if err != nil && isSent && ctx.Err() == nil && !failure.IsCommand(err) && !errors.Is(err, failure.ErrDisabled) {
-		err = endUnknown(err)
+		err = unknownEndError(err)
 	}
 	return pid, status, err
 }
 
-// Check refuses a command that no guest can start.
+// Check rejects a command that no guest can start.
 func (c Command) Check() error {
 	size := 0
 	for i, arg := range c.Args {
 		size += len(arg)
 		if !utf8.ValidString(arg) || strings.ContainsRune(arg, 0) {
-			return fmt.Errorf("%w: command[%d] is %.80q: it must be UTF-8 without zero bytes", failure.ErrCommand, i, arg)
+			return fmt.Errorf("%w: command[%d] is %.80q, which must be UTF-8 without zero bytes", failure.ErrCommand, i, arg)
 		}
 	}
 	switch {
 	case len(c.Args) == 0 || c.Args[0] == "":
 		return fmt.Errorf("%w: it is empty: name a program", failure.ErrCommand)
 	case size > maxArguments:
-		return fmt.Errorf("%w: it has %d bytes: at most %d are possible", failure.ErrCommand, size, maxArguments)
+		return fmt.Errorf("%w: it has %d bytes, and at most %d are possible", failure.ErrCommand, size, maxArguments)
 	case len(c.Stdin) > failure.MaxInput:
-		return fmt.Errorf("%w: its input has more than %d MiB, which is the limit of the guest agent: use ssh for more", failure.ErrCommand, failure.MaxInput>>20)
+		return fmt.Errorf("%w: its input has more than %d MiB, the limit of the guest agent: use ssh for more", failure.ErrCommand, failure.MaxInput>>20)
 	}
 	return nil
 }
@@ -175,43 +175,43 @@ func (c *conversation) startCommand(command Command) (pid int64, err error) {
 	err = c.executeCommand("guest-exec", arguments, &started)
 	switch {
 	case errors.Is(err, failure.ErrAgentRefused):
-		return 0, refusalOf(err)
+		return 0, classifyRefusal(err)
 	case err != nil:
 		return 0, err
 	case started.PID == nil || *started.PID <= 0:
-		return 0, fmt.Errorf("%w: a command lacks a process ID", failure.ErrBadAnswer)
+		return 0, fmt.Errorf("%w: the answer to guest-exec lacks a process ID", failure.ErrBadAnswer)
 	}
 	return *started.PID, nil
 }
 
-// waitEnd asks for a command's end until it has ended. An agent that does not answer for a
-// while, as in a guest that is busy, may answer later.
+// waitEnd polls a command's status until the command has ended. Polls may fail for up to maxSilence, as
+// in a busy guest. Time in which the agent is not polled does not count: it moves silentSince forward.
 func (a Agent) waitEnd(ctx context.Context, pid int64, command Command) (execStatus, error) {
-	answered := a.Clock.Now()
-	for wait := firstPoll; a.waitFor(ctx, wait); wait = min(2*wait, lastPoll) {
-		claims := a.Clock.Now()
+	silentSince := a.Clock.Now()
+	for wait := minPoll; a.waitFor(ctx, wait); wait = min(2*wait, maxPoll) {
+		claimsSince := a.Clock.Now()
 		if command.claimResult(ctx) != nil {
 			break
 		}
-		began := a.Clock.Now()
-		answered = answered.Add(began.Sub(claims)) // in which the agent was not asked
-		status, err := a.askEnd(ctx, pid, command)
+		pollsSince := a.Clock.Now()
+		silentSince = silentSince.Add(pollsSince.Sub(claimsSince))
+		status, err := a.pollStatus(ctx, pid, command)
 		switch {
 		case err == nil && status.Exited:
 			return status, nil
 		case err == nil:
-			answered = a.Clock.Now()
-		case errors.Is(err, failure.ErrBusy): // the agent was not asked
-			answered = answered.Add(a.Clock.Since(began))
-		case ctx.Err() == nil && (!errors.Is(err, failure.ErrSilent) || a.Clock.Since(answered) > maxSilence):
-			return execStatus{}, endUnknown(err)
+			silentSince = a.Clock.Now()
+		case errors.Is(err, failure.ErrBusy):
+			silentSince = silentSince.Add(a.Clock.Since(pollsSince))
+		case ctx.Err() == nil && (!errors.Is(err, failure.ErrSilent) || a.Clock.Since(silentSince) > maxSilence):
+			return execStatus{}, unknownEndError(err)
 		}
 	}
 	return execStatus{}, fmt.Errorf("waiting for the command's end: %w", context.Cause(ctx))
 }
 
-// askEnd asks once whether a command has ended. It keeps the claim of a result if there is one.
-func (a Agent) askEnd(ctx context.Context, pid int64, command Command) (status execStatus, err error) {
+// pollStatus asks once whether a command has ended. If so, the claim of a result remains.
+func (a Agent) pollStatus(ctx context.Context, pid int64, command Command) (status execStatus, err error) {
 	err = a.withConversation(ctx, func(c *conversation) (err error) {
 		status, err = c.commandStatus(pid)
 		return err
@@ -222,9 +222,11 @@ func (a Agent) askEnd(ctx context.Context, pid int64, command Command) (status e
 	return status, err
 }
 
-// endUnknown makes an error of a separate kind: the kind of the cause could mean that the
-// command may be tried again.
-func endUnknown(cause error) error { return fmt.Errorf("%w: %s", failure.ErrEndUnknown, cause.Error()) }
+// unknownEndError does not wrap cause: the kind of cause could mean that the command may be tried
+// again.
+func unknownEndError(cause error) error {
+	return fmt.Errorf("%w: %s", failure.ErrEndUnknown, cause.Error())
+}
 
 // waitFor waits, and reports whether ctx is still active.
 func (a Agent) waitFor(ctx context.Context, d time.Duration) bool {
@@ -237,10 +239,10 @@ func (a Agent) waitFor(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// forgetCommand ends a command whose caller has left. The agent forgets a command once it was asked for
-// its end; one that it did not forget could be taken for a later one of the same process ID.
-func (a Agent) forgetCommand(ctx context.Context, pid int64) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+// killCommand kills a command whose caller has left. It also waits for the ends of both commands, since the agent
+// keeps a process ID until it has reported the end. The kernel could give the same ID to a later command.
+func (a Agent) killCommand(ctx context.Context, pid int64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
 	var killer int64
 	err := a.withConversation(ctx, func(c *conversation) error {
@@ -257,42 +259,42 @@ func (a Agent) forgetCommand(ctx context.Context, pid int64) {
 	}
 }
 
-// execStatus is how far a command has come.
+// execStatus is the agent's answer to guest-exec-status.
 type execStatus struct {
 	Exited   bool   `json:"exited"`
 	ExitCode *int64 `json:"exitcode"`
 	Signal   *int64 `json:"signal"`
 	Stdout   []byte `json:"out-data"` // in base64
 	Stderr   []byte `json:"err-data"`
-	// Truncated says that the agent has not kept all. Agents before version 10.1 never say so,
-	// but keep more than this program does.
+	// OutTruncated and ErrTruncated mean that the agent has dropped output. Agents before version
+	// 10.1 never set them, but keep more output than this program does.
 	OutTruncated bool `json:"out-truncated"`
 	ErrTruncated bool `json:"err-truncated"`
 
-	isCut bool
+	isTruncated bool
 }
 
 func (c *conversation) commandStatus(pid int64) (execStatus, error) {
 	var s execStatus
-	isCut, err := c.executeWithin(outputLimits, "guest-exec-status", map[string]int64{"pid": pid}, &s)
-	s.isCut = isCut || s.OutTruncated || s.ErrTruncated
+	isTruncated, err := c.executeWithLimits(outputLimits, "guest-exec-status", map[string]int64{"pid": pid}, &s)
+	s.isTruncated = isTruncated || s.OutTruncated || s.ErrTruncated
 	return s, err
 }
 
-func (s execStatus) resultOf() (Result, error) {
+func (s execStatus) toResult() (Result, error) {
 	r := Result{Stdout: s.Stdout, Stderr: s.Stderr}
-	const maxSignal, otherException = 127, 255 // Windows has exceptions in place of signals
+	const maxSignal, exceptionCode = 127, 255 // Windows reports exceptions, larger numbers, as signals
 	switch {
 	case s.Signal != nil && *s.Signal > 0 && *s.Signal <= maxSignal:
 		r.ExitCode = 128 + int(*s.Signal)
 	case s.Signal != nil:
-		r.ExitCode = otherException
+		r.ExitCode = exceptionCode
 	case s.ExitCode == nil || *s.ExitCode < math.MinInt32 || *s.ExitCode > math.MaxUint32:
-		return Result{}, endUnknown(fmt.Errorf("%w: a command that has ended lacks an exit code", failure.ErrBadAnswer))
+		return Result{}, unknownEndError(fmt.Errorf("%w: the exit code of the command is missing or too large", failure.ErrBadAnswer))
 	default:
 		r.ExitCode = int(*s.ExitCode)
 	}
-	if s.isCut {
+	if s.isTruncated {
 		return r, fmt.Errorf("%w; the exit code is %d", failure.ErrOutputCut, r.ExitCode)
 	}
 	return r, nil

@@ -203,7 +203,7 @@ func (p Place) dialOrStart(ctx context.Context, installed *installation.Program)
 
 // start starts the broker, confined. The caller has its lock, which it inherits.
 func (p Place) start(ctx context.Context, installed *installation.Program, lock *os.File) error {
-	if err := p.Starts.Take(p.Folder.UUID); err != nil {
+	if err := p.Starts.Count(p.Folder.UUID); err != nil {
 		return fmt.Errorf("%w: see %s", err, p.Folder.File(logFile))
 	}
 	if err := p.killAll(ctx); err != nil { // one may have let go of its lock, and run

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup limits a machine to a fraction of a CPU with a separate control group, and
-// finds the memory that control groups leave to a process. It knows both versions of
-// control groups.
+// Package cgroup uses a separate control group to limit the CPU time of a machine, and finds
+// how much memory a process may still use under its control groups. It supports both versions
+// of control groups.
 //
 // Start with Find.
 package cgroup
@@ -31,45 +31,45 @@ import (
 const (
 	// prefix is the prefix of the names of machines' control groups.
 	prefix = "drover-"
-	// controllerGroup is the group into which a service manager may have put the controller, so that the
-	// groups of machines can be beside it: version 2 allows none below a group that has processes.
+	// controllerGroup is a group that a service manager may have made for the controller. The groups of
+	// machines are then beside it: in version 2, a group with processes cannot contain groups with limits.
 	controllerGroup = "controller"
-	// cpuPeriod is the period of a quota, in microseconds; minQuota is the kernel's minimum.
+	// cpuPeriod is the period of a quota, in microseconds. minQuota is the kernel's minimum.
 	cpuPeriod, minQuota = 100_000, 1_000
-	// removeWithin is how long the last process of a group may take to be gone.
+	// removeWithin is how long the last process of a group may take to end.
 	removeWithin = 500 * time.Millisecond
 )
 
-// Folder is a folder of control groups.
+// Folder is a control group, as a folder of the mounted hierarchy. Groups of machines are made in it.
 type Folder struct {
 	Path    string
 	Unified bool   // version 2
-	top     string // where the hierarchy is mounted
+	top     string // the mount point of the hierarchy
 }
 
-// Find finds the folder in which this process may make groups that limit CPU time.
+// Find returns the group in which this process may make groups that limit CPU time.
 func Find() (Folder, error) { return FindOf(os.Getpid()) }
 
-// FindOf finds the folder in which another process may make such groups.
+// FindOf is Find for another process.
 func FindOf(pid int) (Folder, error) {
-	g, err := folderOf(pid, "cpu")
+	g, err := findGroup(pid, "cpu")
 	if err == nil && g.Unified && filepath.Base(g.Path) == controllerGroup {
 		g.Path = filepath.Dir(g.Path)
 	}
 	return g, err
 }
 
-// MemoryLeft finds the least memory that is left to the control groups of this process.
+// MemoryLeft returns how much memory is left to this process, and the control group that limits it.
 func MemoryLeft() (group string, free int64, err error) {
-	g, err := folderOf(os.Getpid(), "memory")
+	g, err := findGroup(os.Getpid(), "memory")
 	if err != nil {
 		return "", 0, err
 	}
 	return leastMemory(g.Path, g.top, g.Unified)
 }
 
-// folderOf finds the group by which a controller limits a process.
-func folderOf(pid int, controller string) (Folder, error) {
+// findGroup returns the control group of a process in the hierarchy of a controller.
+func findGroup(pid int, controller string) (Folder, error) {
 	membership, err := os.ReadFile(proc.Path(pid, "cgroup"))
 	if err != nil {
 		return Folder{}, err
@@ -81,8 +81,8 @@ func folderOf(pid int, controller string) (Folder, error) {
 	return parseFolder(string(membership), string(mounts), controller)
 }
 
-// parseFolder reads /proc/<pid>/cgroup, one hierarchy per line: number, controllers, path.
-// Version 2 names no controllers, and both versions may be present.
+// parseFolder parses /proc/<pid>/cgroup. Each line is a hierarchy: number, controllers and path.
+// The line of version 2 lacks controllers. Both versions may be present.
 func parseFolder(membership, mounts, controller string) (Folder, error) {
 	var path, unified string
 	for line := range strings.Lines(membership) {
@@ -103,16 +103,17 @@ func parseFolder(membership, mounts, controller string) (Folder, error) {
 	return Folder{Path: folder, top: top, Unified: true}, err
 }
 
-// mountedGroup finds where a group is mounted, and the topmost visible group above it.
+// mountedGroup returns the folder of a group, and the mount point, which is the topmost visible
+// group above it.
 func mountedGroup(mounts, kind, option, path string) (folder, top string, err error) {
 	const root, point = 3, 4
 	for lines := bufio.NewScanner(strings.NewReader(mounts)); lines.Scan(); {
-		mount, about, _ := strings.Cut(lines.Text(), " - ")
-		fields, options := strings.Fields(mount), strings.Fields(about)
-		if len(fields) <= point || len(options) < 3 || options[0] != kind {
+		mount, fileSystem, _ := strings.Cut(lines.Text(), " - ")
+		fields, fsFields := strings.Fields(mount), strings.Fields(fileSystem) // fsFields are type, source and options
+		if len(fields) <= point || len(fsFields) < 3 || fsFields[0] != kind {
 			continue
 		}
-		if option != "" && !slices.Contains(strings.Split(options[2], ","), option) {
+		if option != "" && !slices.Contains(strings.Split(fsFields[2], ","), option) {
 			continue
 		}
 		below, err := filepath.Rel(fields[root], path)
@@ -120,28 +121,27 @@ func mountedGroup(mounts, kind, option, path string) (folder, top string, err er
 			return filepath.Join(fields[point], below), fields[point], nil
 		}
 	}
-	return "", "", errors.New("no control group is mounted")
+	return "", "", errors.New("the control group is in no mounted hierarchy")
 }
 
 // GroupPath returns the path of a machine's group.
 func (g Folder) GroupPath(uuid string) string { return filepath.Join(g.Path, prefix+uuid) }
 
-// Check returns an error if the caller's user cannot make a group that limits CPU time. It
-// changes nothing.
+// Check fails if this process cannot make groups that limit CPU time. It changes nothing.
 func (g Folder) Check() error {
 	if err := checkWritable(g.Path); err != nil || !g.Unified {
 		return err
 	}
 	if hasCPU, err := listsCPU(g.Path, "cgroup.controllers"); err != nil || !hasCPU {
-		return cmp.Or(err, fmt.Errorf("%s may not limit CPU time: the groups above it do not pass on the controller cpu", g.Path))
+		return cmp.Or(err, fmt.Errorf("%s cannot limit CPU time: the groups above it do not delegate the cpu controller", g.Path))
 	}
-	if enabled, err := listsCPU(g.Path, distributedFile); err != nil || enabled {
+	if enabled, err := listsCPU(g.Path, subtreeControlFile); err != nil || enabled {
 		return err
 	}
-	if err := checkWritable(filepath.Join(g.Path, distributedFile)); err != nil {
+	if err := checkWritable(filepath.Join(g.Path, subtreeControlFile)); err != nil {
 		return err
 	}
-	// Only the root group, which lacks a type, may have processes and distribute CPU time.
+	// A group with processes cannot distribute CPU time, unless it is the root group, which lacks the file cgroup.type.
 	_, err := os.Stat(filepath.Join(g.Path, "cgroup.type"))
 	members, err2 := os.ReadFile(filepath.Join(g.Path, "cgroup.procs"))
 	if err == nil && err2 == nil && len(bytes.TrimSpace(members)) > 0 {
@@ -157,8 +157,8 @@ func checkWritable(path string) error {
 	return nil
 }
 
-// LimitCPU makes a group, sets its quota and moves a process into it. It looks for the
-// process last: if that has ended, writing its number 0 would move the caller itself.
+// LimitCPU makes a group, sets its quota, and moves a process into it. It calls findPID last,
+// and checks the result, since writing 0 would move this process.
 func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error {
 	if g.Unified {
 		if err := enableCPU(filepath.Dir(group)); err != nil {
@@ -180,32 +180,32 @@ func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error
 	}
 	pid := findPID()
 	if pid == 0 {
-		return errors.New("its QEMU has ended")
+		return errors.New("the QEMU process has ended before its CPU time was limited")
 	}
 	return writeFile(group, "cgroup.procs", strconv.Itoa(pid))
 }
 
-// distributedFile lists the controllers that version 2 applies to the groups in a folder.
-const distributedFile = "cgroup.subtree_control"
+// subtreeControlFile lists the controllers that are enabled for the groups in a folder (version 2).
+const subtreeControlFile = "cgroup.subtree_control"
 
-// enableCPU makes version 2 distribute CPU time among the groups in a folder.
+// enableCPU enables the cpu controller for the groups in a folder.
 func enableCPU(folder string) error {
-	if enabled, err := listsCPU(folder, distributedFile); err != nil || enabled {
+	if enabled, err := listsCPU(folder, subtreeControlFile); err != nil || enabled {
 		return err
 	}
-	return writeFile(folder, distributedFile, "+cpu")
+	return writeFile(folder, subtreeControlFile, "+cpu")
 }
 
 // listsCPU reports whether a list of controllers contains cpu.
 func listsCPU(folder, file string) (bool, error) {
-	listed, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a control group's
+	listed, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a file of a control group
 	return slices.Contains(strings.Fields(string(listed)), "cpu"), err
 }
 
-// writeFile writes to a file of a group, and never creates one: only the kernel's files
-// have an effect.
+// writeFile writes to an existing file of a group. It never creates a file, which would have
+// no effect.
 func writeFile(group, file, text string) error {
-	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0) //nolint:gosec // a control group's
+	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0) //nolint:gosec // a file of a control group
 	if err != nil {
 		return err
 	}
@@ -213,8 +213,8 @@ func writeFile(group, file, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Remove removes the group of a machine whose last process has ended or is about to. It
-// does nothing for the path of any other group.
+// Remove removes the group of a machine. It waits a moment for the group's last process to end.
+// It does nothing if the path is not a machine's group.
 func Remove(ctx context.Context, group string) error {
 	if group == "" || !strings.HasPrefix(filepath.Base(group), prefix) {
 		return nil
@@ -222,7 +222,7 @@ func Remove(ctx context.Context, group string) error {
 	ctx, cancel := context.WithTimeout(ctx, removeWithin)
 	defer cancel()
 	for {
-		// Not RemoveAll: the kernel's files go with the group.
+		// Not RemoveAll: the kernel removes its files with the group.
 		err := os.Remove(group)
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			return nil
@@ -233,9 +233,9 @@ func Remove(ctx context.Context, group string) error {
 	}
 }
 
-// GroupOf returns the group of a machine's process; empty if it was not given one.
+// GroupOf returns the group that LimitCPU made for a machine's process, empty if there is none.
 func GroupOf(pid int, uuid string) string {
-	g, err := folderOf(pid, "cpu")
+	g, err := findGroup(pid, "cpu")
 	if err != nil || filepath.Base(g.Path) != prefix+uuid {
 		return ""
 	}

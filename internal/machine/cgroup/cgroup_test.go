@@ -123,7 +123,7 @@ func TestLeastMemory(t *testing.T) {
 // TestRealGroup checks that a process finds a limit that the kernel enforces above it.
 func TestRealGroup(t *testing.T) {
 	t.Parallel()
-	g, err := folderOf(os.Getpid(), "memory")
+	g, err := findGroup(os.Getpid(), "memory")
 	assert.NoError(t, err)
 	path := filepath.Join(g.Path, "drover-test-memory")
 	if err := os.Mkdir(path, 0o755); err != nil {
@@ -160,7 +160,7 @@ func TestCheck(t *testing.T) {
 		"version 2, delegated":    {true, map[string]string{"cgroup.controllers": "cpu memory", "cgroup.subtree_control": "cpu", "cgroup.type": "domain"}, ""},
 		"not yet distributed":     {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": ""}, ""},
 		"the root group":          {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.procs": "1"}, ""},
-		"without the controller":  {true, map[string]string{"cgroup.controllers": "memory", "cgroup.subtree_control": ""}, "controller cpu"},
+		"without the controller":  {true, map[string]string{"cgroup.controllers": "memory", "cgroup.subtree_control": ""}, "cpu controller"},
 		"beside processes":        {true, map[string]string{"cgroup.controllers": "cpu", "cgroup.subtree_control": "", "cgroup.type": "domain", "cgroup.procs": "7\n8"}, "contains processes"},
 		"no control group at all": {true, nil, "cgroup.controllers"},
 	} {
@@ -183,5 +183,5 @@ func TestCheckPromises(t *testing.T) {
 	group := g.GroupPath("check")
 	defer func() { _ = os.Remove(group) }()
 	err = g.LimitCPU(group, 100, func() int { return 0 })
-	assert.True(t, err != nil && err.Error() == "its QEMU has ended", "Check finds nothing, and a group cannot be made: %v", err)
+	assert.True(t, err != nil && err.Error() == "the QEMU process has ended before its CPU time was limited", "Check finds nothing, and a group cannot be made: %v", err)
 }

@@ -13,35 +13,35 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// unlimited is the number from which on there is no limit. Version 1 of control groups
-// reports about this size then.
+// unlimited is the smallest number that means no limit. Without a limit, version 1 of control
+// groups reports a number of about 1 << 63.
 const unlimited = 1 << 60
 
-// leastMemory finds the control group with the least memory left, among the one at path
-// and those above it up to top. Memory that only caches files does not count as used: the
-// kernel reclaims it, as it does for the host.
+// leastMemory finds the control group with the least memory left, among the group at path and
+// those above it up to top. File caches do not count as used memory, since the kernel reclaims
+// them.
 func leastMemory(path, top string, unified bool) (group string, free int64, err error) {
 	limits, usage, cached := []string{"memory.max", "memory.high"}, "memory.current", []string{"inactive_file", "active_file"}
 	if !unified {
 		limits, usage, cached = []string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
 	}
 	group, free = "", unlimited
-	for at := path; ; at = filepath.Dir(at) {
+	for folder := path; ; folder = filepath.Dir(folder) {
 		limit := int64(unlimited)
 		for _, name := range limits {
-			limit = min(limit, readFigure(filepath.Join(at, name), unlimited))
+			limit = min(limit, readFigure(filepath.Join(folder, name), unlimited))
 		}
 		if limit < unlimited {
-			left := limit - readFigure(filepath.Join(at, usage), 0)
-			stat, _ := proc.ReadFigures(filepath.Join(at, "memory.stat"))
+			unused := limit - readFigure(filepath.Join(folder, usage), 0)
+			stat, _ := proc.ReadStats(filepath.Join(folder, "memory.stat"))
 			for _, name := range cached {
-				left += stat[name]
+				unused += stat[name]
 			}
-			if left < free {
-				group, free = at, left
+			if unused < free {
+				group, free = folder, unused
 			}
 		}
-		if at == top || !strings.HasPrefix(at, top) {
+		if folder == top || !strings.HasPrefix(folder, top) {
 			break
 		}
 	}
@@ -51,16 +51,16 @@ func leastMemory(path, top string, unified bool) (group string, free int64, err 
 	return group, free, nil
 }
 
-// readFigure reads a number; for other content, such as the word max, it returns
-// otherwise.
-func readFigure(path string, otherwise int64) int64 {
-	content, err := os.ReadFile(path) //nolint:gosec // a control group's
+// readFigure reads a file with a number. It returns fallback if the file is missing or has
+// other content, such as the word max.
+func readFigure(path string, fallback int64) int64 {
+	content, err := os.ReadFile(path) //nolint:gosec // a file of a control group
 	if err != nil {
-		return otherwise
+		return fallback
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
 	if err != nil {
-		return otherwise
+		return fallback
 	}
 	return n
 }

@@ -1,17 +1,17 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package confine starts programs that can use next to nothing of their host.
+// Package confine starts programs with almost no access to their host.
 //
 // Start with Start. It permanently restricts one thread of this program, starts the other
-// program from it, and lets the thread end. Children have at most the rights of the thread
-// that starts them; this program's other threads keep theirs. No helper program is needed.
+// program from that thread, and ends the thread. A child inherits the restrictions of the
+// thread that starts it. This program's other threads are not restricted. No helper program
+// is needed.
 //
 // Four mechanisms of Linux restrict a program: a separate user without capabilities, if this
-// program is root (confine.go); no_new_privs, so that executing another program gives it no
-// further rights; a filter of system calls (seccomp.go); and Landlock, whose versions (ABIs)
-// know more and more kinds of access (landlock.go). The parts of Landlock that a kernel lacks
-// are left out: see Gaps.
+// program is root (confine.go); no_new_privs, so that the program cannot gain rights by
+// executing another program; a filter of system calls (seccomp.go); and Landlock (landlock.go).
+// Newer versions (ABIs) of Landlock restrict more kinds of access: see Gaps.
 package confine
 
 import (
@@ -36,17 +36,17 @@ import (
 type Policy struct {
 	// User is the user that the program runs as; nil means the user of this program.
 	User *User
-	// Dir is the working directory, which that user need not be able to open; empty means
-	// the command's directory.
+	// Dir is the working directory, which User need not be able to open; empty means the
+	// command's directory.
 	Dir string
 	// ABI is the version of Landlock to use, at most the kernel's. Zero means none.
 	ABI int
-	// Execute are the programs that may be executed.
+	// Execute are the programs that may be executed. Paths that do not exist are ignored, here
+	// and in the other fields.
 	Execute []string
-	// Read are the files, and the folders with all below them, that may be read. Those that
-	// do not exist are left out, here and in the other fields.
+	// Read are the files that may be read, and the folders whose whole content may be read.
 	Read []string
-	// Devices are the device files that may be read, written and controlled.
+	// Devices are the device files that may be read, written and used with ioctl(2).
 	Devices []string
 	// Reopen are open files that may be opened again for reading.
 	Reopen []*os.File
@@ -54,10 +54,9 @@ type Policy struct {
 	Rights
 }
 
-// Rights are the rights of a kind of program, which all programs of that kind have.
+// Rights are the rights of a kind of program, such as of all supervisors.
 type Rights struct {
-	// MayConnect allows internet sockets, and queries to the kernel about its routes. No socket may listen at a
-	// port.
+	// MayConnect allows internet sockets, which may not listen at a port, and queries of the kernel's routes.
 	MayConnect bool
 	// MayPair allows pairs of connected sockets.
 	MayPair bool
@@ -68,25 +67,25 @@ type Rights struct {
 // User is a user that root starts a program as.
 type User struct {
 	ID, GroupID uint32
-	// Groups are further groups.
+	// Groups are supplementary groups.
 	Groups []uint32
 }
 
-// ErrNotRestricted means that the program was not started, since what it may do could not be
+// ErrNotRestricted means that the program was not started, since its rights could not be
 // restricted.
 var ErrNotRestricted = errors.New("rights could not be taken away")
 
 // firstFile is the first descriptor after the standard streams.
 const firstFile = 3
 
-// drainWithin is how long the output of a program is read after the program's end. A child that it
-// left behind may keep the output open.
+// drainWithin is how long the output of a program is read after the program's end, since a child of
+// the program may keep the output open.
 const drainWithin = time.Second
 
-// Command returns a command that gets nothing from its caller by itself: it has a new session, a
-// fixed environment and the root directory, and inherits none of the files that this program got
-// from its parent, such as a pipe of a shell. So a program that another user chose can neither
-// write to root's terminal nor read root's files.
+// Command returns a command that inherits nothing implicitly: it has a new session, a fixed
+// environment and the root directory, and none of the files that this program inherited itself, such
+// as a pipe of a shell. So a program that another user chose can neither write to root's terminal
+// nor read root's files.
 func Command(ctx context.Context, program string, arguments ...string) *exec.Cmd {
 	closeOnExec()
 	cmd := exec.CommandContext(ctx, program, arguments...) //nolint:gosec // an option
@@ -108,12 +107,12 @@ func CommandOf(ctx context.Context, program *os.File, name string, files []*os.F
 	return cmd, policy
 }
 
-// PolicyOf returns the policy of a program of Drover: by their paths it can use only its file and os.DevNull.
+// PolicyOf returns the policy of a program of Drover. The only paths that it may open are its file and os.DevNull.
 func PolicyOf(path string, rights Rights) Policy {
 	return Policy{Execute: []string{path}, Devices: []string{os.DevNull}, Rights: rights}
 }
 
-// Start starts a command, which Command has made, under a policy.
+// Start starts a command of Command under a policy.
 func Start(cmd *exec.Cmd, p Policy) error {
 	ruleset, err := p.makeRuleset()
 	if err != nil {
@@ -140,8 +139,8 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	return err
 }
 
-// closeOnExec keeps other programs from inheriting the files that this program got from its
-// parent. They do not inherit files that it opens itself anyway.
+// closeOnExec prevents children from inheriting the files that this program inherited itself. The
+// files that Go opens are never inherited by default.
 func closeOnExec() {
 	if err := unix.CloseRange(firstFile, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err == nil {
 		return
@@ -154,8 +153,8 @@ func closeOnExec() {
 	}
 }
 
-// runOnLostThread runs f on a thread that ends after it. The runtime does not clone a locked
-// thread, so changes that f makes to its thread affect no other.
+// runOnLostThread runs f on a thread that ends afterwards. Go's runtime does not start threads from a
+// locked thread, so changes that f makes to its thread affect no other thread.
 func runOnLostThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -165,14 +164,14 @@ func runOnLostThread(f func()) {
 			f()
 			return
 		}
-		runOnLostThread(f) // on another: the main thread would not end
+		runOnLostThread(f) // try another thread, since the main thread never ends
 		runtime.UnlockOSThread()
 	}()
 	<-done
 }
 
-// RunAs calls f with the rights of another user, which takes root; nil means the user of this
-// program. Other goroutines that f starts do not have these rights.
+// RunAs calls f with the rights of another user, for which this program must be root; nil means the
+// user of this program. Goroutines that f starts do not have these rights.
 func RunAs(u *User, f func() error) (err error) {
 	if u == nil {
 		return f()
@@ -212,8 +211,8 @@ func (u *User) setCredentials(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: u.ID, Gid: u.GroupID, Groups: u.Groups}
 }
 
-// dropCapabilities takes all capabilities from this thread's children. The thread keeps those
-// that it needs to start one.
+// dropCapabilities takes all capabilities from this thread's children. The thread itself keeps the
+// capabilities that it needs to start a child as another user.
 func (u *User) dropCapabilities() error {
 	for capability := uintptr(0); capability <= unix.CAP_LAST_CAP; capability++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -221,13 +220,13 @@ func (u *User) dropCapabilities() error {
 			return nil // an older kernel, which lacks capabilities from this number on
 		}
 		if err != nil {
-			return fmt.Errorf("dropping capabilities, which takes CAP_SETPCAP: %w", err)
+			return fmt.Errorf("dropping capabilities, which needs CAP_SETPCAP: %w", err)
 		}
 	}
 	return nil
 }
 
-// enterDir makes a folder the working directory of this thread alone.
+// enterDir changes the working directory of only this thread.
 func enterDir(dir string) error {
 	if dir == "" {
 		return nil
@@ -241,7 +240,7 @@ func enterDir(dir string) error {
 	return nil
 }
 
-// restrictThread restricts this thread and all that it starts.
+// restrictThread restricts this thread and its children.
 func (p Policy) restrictThread(ruleset *os.File) error {
 	if err := enterDir(p.Dir); err != nil {
 		return err

@@ -84,7 +84,7 @@ func TestGaps(t *testing.T) {
 		assert.True(t, len(got) == want, "ABI %d has the gaps %q, want %d", abi, got, want)
 	}
 	for abi, highest := range map[int]uint64{1: 1 << 12, 2: 1 << 13, 3: 1 << 14, 4: 1 << 14, 5: 1 << 15, 8: 1 << 15, 9: 1 << 16} {
-		got := handled(abi)
+		got := handledAccesses(abi)
 		assert.True(t, got.fs == highest<<1-1 && (got.net != 0) == (abi >= 4) && (got.scope != 0) == (abi >= 6), "ABI %d handles %+v", abi, got)
 	}
 }

@@ -19,13 +19,13 @@ type Confined struct {
 	StartsNothing bool
 }
 
-// Limit is a limit on the arguments of a system call.
+// Limit restricts the arguments of a system call.
 type Limit struct {
 	Call     uintptr
 	Prevents string
 }
 
-// DeniedCalls returns the system calls that fail whatever their arguments are.
+// DeniedCalls returns the system calls that fail with any arguments.
 func (c Confined) DeniedCalls() []uintptr {
 	denied := c.deniedCalls()
 	if c.StartsNothing {
@@ -46,14 +46,14 @@ func (c Confined) Limits() (limits []Limit) {
 	return limits
 }
 
-// Socket is a system call for a socket that a program may need.
+// Socket is a system call about sockets that a program may need.
 type Socket struct {
 	Does      string
 	call      uint32
 	arguments []uint32
 }
 
-// Sockets are the calls with which programs differ.
+// Sockets are the calls that some programs may make and others may not.
 var Sockets = []Socket{
 	{"make a socket for TCP", unix.SYS_SOCKET, []uint32{unix.AF_INET, unix.SOCK_STREAM}},
 	{"make a socket for UDP", unix.SYS_SOCKET, []uint32{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDP}},

@@ -13,31 +13,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names that the library lacks.
-const (
-	accessResolveUnix = 1 << 16
-)
+// accessResolveUnix is LANDLOCK_ACCESS_FS_RESOLVE_UNIX, which package unix lacks.
+const accessResolveUnix = 1 << 16
 
-// Rights that are granted, as far as the kernel knows them.
+// Rights that rules grant, as far as the kernel supports them.
 const (
 	executeRights = unix.LANDLOCK_ACCESS_FS_EXECUTE | unix.LANDLOCK_ACCESS_FS_READ_FILE
 	readRights    = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR
 	deviceRights  = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	// fileRights are the rights that a rule of a file may have, unlike one of a folder.
+	// fileRights are the rights that a rule for a file may grant. A rule for a folder may grant more.
 	fileRights = executeRights | deviceRights
 )
 
-// feature has the kinds of access that an ABI introduced.
+// feature has the kinds of access that an ABI of Landlock can restrict for the first time.
 type feature struct {
 	abi            int
 	fs, net, scope uint64
-	gap            string // the access that is possible without it
+	gap            string // the access that an older kernel leaves open
 }
 
 // features are in the order of their ABIs.
 var features = []feature{
 	{abi: 1, fs: unix.LANDLOCK_ACCESS_FS_MAKE_SYM<<1 - 1, gap: "opening files by their paths"},
-	{abi: 2, fs: unix.LANDLOCK_ACCESS_FS_REFER}, // which ABI 1 always denies
+	{abi: 2, fs: unix.LANDLOCK_ACCESS_FS_REFER}, // ABI 1 always denies it
 	{abi: 3, fs: unix.LANDLOCK_ACCESS_FS_TRUNCATE, gap: "truncating files"},
 	{abi: 4, net: unix.LANDLOCK_ACCESS_NET_BIND_TCP}, // the filter of system calls denies it anyway
 	{abi: 5, fs: unix.LANDLOCK_ACCESS_FS_IOCTL_DEV},  // on devices, none of which can be opened
@@ -45,7 +43,7 @@ var features = []feature{
 	{abi: 9, fs: accessResolveUnix}, // the filter of system calls denies them anyway
 }
 
-// ABI returns the version of Landlock that the kernel has, 0 for none.
+// ABI returns the version of the kernel's Landlock, 0 for none.
 func ABI() int {
 	abi, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)
 	if errno != 0 {
@@ -54,7 +52,7 @@ func ABI() int {
 	return int(abi)
 }
 
-// Gaps returns what a version of Landlock does not prevent, though a newer one does.
+// Gaps returns the kinds of access that a version of Landlock leaves open, but a newer version prevents.
 func Gaps(abi int) []string {
 	var gaps []string
 	for _, f := range features {
@@ -65,17 +63,17 @@ func Gaps(abi int) []string {
 	return gaps
 }
 
-// accesses are struct landlock_ruleset_attr of Linux.
+// accesses is Linux's struct landlock_ruleset_attr.
 type accesses struct{ fs, net, scope uint64 }
 
-// pathRule is struct landlock_path_beneath_attr of Linux, whose end is not padded.
+// pathRule is Linux's struct landlock_path_beneath_attr. The kernel's struct is packed.
 type pathRule struct {
 	access uint64
 	folder int32
 }
 
-// handled returns what a version of Landlock denies unless a rule grants it.
-func handled(abi int) accesses {
+// handledAccesses returns the kinds of access that are denied unless a rule grants them.
+func handledAccesses(abi int) accesses {
 	var all accesses
 	for _, f := range features {
 		if f.abi <= abi {
@@ -87,16 +85,16 @@ func handled(abi int) accesses {
 	return all
 }
 
-// makeRuleset returns the policy for the kernel; nil without Landlock.
+// makeRuleset returns a Landlock ruleset for the policy, nil without Landlock.
 func (p Policy) makeRuleset() (*os.File, error) {
 	if p.ABI == 0 {
-		return nil, nil //nolint:nilnil // Nil is for none.
+		return nil, nil //nolint:nilnil // Landlock is not used.
 	}
-	handled := handled(p.ABI)
+	handled := handledAccesses(p.ABI)
 	if p.MaySignal {
 		handled.scope &^= unix.LANDLOCK_SCOPE_SIGNAL
 	}
-	// Fields that an older kernel does not know are zero, which it accepts.
+	// An older kernel accepts the larger struct, since the fields that it does not know are zero.
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&handled)), unsafe.Sizeof(handled), 0) //nolint:gosec // a system call
 	if errno != 0 {
 		return nil, fmt.Errorf("making a Landlock ruleset: %w", errno)
@@ -109,7 +107,7 @@ func (p Policy) makeRuleset() (*os.File, error) {
 	return ruleset, nil
 }
 
-// rules are a ruleset in the making.
+// rules is a ruleset to which rules are being added.
 type rules struct {
 	fd      uintptr
 	handled accesses
@@ -128,8 +126,8 @@ func (r rules) addAll(p Policy) error {
 	}
 	for _, file := range p.Reopen {
 		err := r.addFile(int(file.Fd()), unix.LANDLOCK_ACCESS_FS_READ_FILE)
-		if err != nil && !errors.Is(err, unix.EBADFD) { // Landlock lacks rules for files in memory, and allows them
-			return fmt.Errorf("granting %s: %w", file.Name(), err)
+		if err != nil && !errors.Is(err, unix.EBADFD) { // Landlock neither restricts files in memory nor accepts rules for them
+			return fmt.Errorf("adding a Landlock rule for %s: %w", file.Name(), err)
 		}
 	}
 	return nil
@@ -138,13 +136,13 @@ func (r rules) addAll(p Policy) error {
 func (r rules) addPath(path string, rights uint64) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil // so the program cannot use it either
+		return nil // the program cannot use the path anyway
 	}
 	if err == nil {
 		err = errors.Join(r.addFile(fd, rights), unix.Close(fd))
 	}
 	if err != nil {
-		return fmt.Errorf("granting %s: %w", path, err)
+		return fmt.Errorf("adding a Landlock rule for %s: %w", path, err)
 	}
 	return nil
 }

@@ -21,20 +21,20 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// systemFiles are files that every QEMU may read: libraries, and files that libraries read.
+// systemFiles are files and folders that every QEMU may read: libraries, and files that libraries read.
 var systemFiles = []string{
 	"/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64", "/etc/ld.so.cache",
 	"/etc/localtime", "/sys/devices/system", "/dev/urandom",
 }
 
-// firmwareDirs are the folders into which packages put QEMU's firmware. Links in QEMU's data
+// firmwareDirs are folders with firmware from distributions' packages. Symbolic links in QEMU's data
 // folders may lead there.
 var firmwareDirs = []string{"/usr/share/qemu", "/usr/share/seabios", "/usr/share/seavgabios", "/usr/share/ipxe"}
 
-// tryWithin is how long a trial run of QEMU may take, which ends at once.
+// tryWithin is how long a trial run of QEMU may take. QEMU is told to quit at once.
 const tryWithin = 10 * time.Second
 
-// Finder finds the policy of a QEMU, again whenever the program's file is replaced.
+// Finder finds the policy of a QEMU. It does so again when the program's file is replaced.
 type Finder struct {
 	mu     sync.Mutex
 	policy Policy
@@ -42,27 +42,27 @@ type Finder struct {
 	cause  error // why the policy is without Landlock
 }
 
-// Unconfined returns why a QEMU that Find was asked about runs without Landlock, or nil.
+// Unconfined returns why the last policy of Find is without Landlock, nil if it has Landlock.
 func (f *Finder) Unconfined() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.cause
 }
 
-// Find returns a policy that is sufficient for QEMU whichever machine it runs. If QEMU does not
-// run confined, the policy is without Landlock, and the log says so: machines run nevertheless.
+// Find returns a policy that is sufficient for every machine on a QEMU. If a trial run of QEMU fails
+// under Landlock, Find logs that and returns a policy without Landlock, so that machines still run.
 func (f *Finder) Find(ctx context.Context, log logr.Logger, program string) (Policy, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	file, replaced := IsReplaced(program, f.file)
-	if !replaced || file == nil { // which does not start either
+	if !replaced || file == nil { // a missing QEMU fails later, when it is started
 		return f.policy, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, tryWithin)
 	defer cancel()
 	policy, err := findPolicy(ctx, program)
 	if ctx.Err() != nil {
-		return Policy{}, fmt.Errorf("trying %s: %w", program, ctx.Err())
+		return Policy{}, fmt.Errorf("running %s confined for a trial: %w", program, ctx.Err())
 	}
 	if err != nil {
 		log.Info("Machines are not confined by Landlock", "program", program, "cause", err.Error())
@@ -75,7 +75,7 @@ func (f *Finder) Find(ctx context.Context, log logr.Logger, program string) (Pol
 	return policy, nil
 }
 
-// IsReplaced reports whether a program is not the file that it was before.
+// IsReplaced reports whether the file of a program differs from before, or is missing.
 func IsReplaced(program string, before os.FileInfo) (now os.FileInfo, replaced bool) {
 	if path, err := exec.LookPath(program); err == nil {
 		now, _ = os.Stat(path)
@@ -102,14 +102,14 @@ func findPolicy(ctx context.Context, program string) (Policy, error) {
 	}
 	firmware, err := Command(ctx, path, "-L", "help").Output()
 	if err != nil {
-		return Policy{}, fmt.Errorf("querying where its firmware is: %w", err)
+		return Policy{}, fmt.Errorf("querying the firmware folders of %s: %w", path, err)
 	}
 	policy := PolicyOfQEMU(path, loader, strings.Fields(string(firmware)))
 	policy.ABI = abi
 	return policy, tryPolicy(ctx, path, policy)
 }
 
-// PolicyOfQEMU returns the policy of a QEMU with the program that loads it, and with its folders of firmware.
+// PolicyOfQEMU returns the policy of a QEMU. loader is its dynamic loader, and firmware its firmware folders.
 func PolicyOfQEMU(path string, loader, firmware []string) Policy {
 	prefix := filepath.Dir(filepath.Dir(path))
 	libraries := []string{filepath.Join(prefix, "lib"), filepath.Join(prefix, "lib64")}
@@ -119,7 +119,7 @@ func PolicyOfQEMU(path string, loader, firmware []string) Policy {
 	}
 }
 
-// tryPolicy runs a QEMU that loads a machine's firmware and its emulator, and ends.
+// tryPolicy runs QEMU under a policy as far as it loads firmware and the emulator, and lets it quit.
 func tryPolicy(ctx context.Context, path string, policy Policy) error {
 	cmd := Command(ctx, path, "-nodefaults", "-no-user-config", "-display", "none",
 		"-machine", "q35", "-accel", "tcg", "-m", "16M", "-S", "-monitor", "stdio")
@@ -130,15 +130,14 @@ func tryPolicy(ctx context.Context, path string, policy Policy) error {
 		err = cmd.Wait()
 	}
 	if err != nil {
-		return fmt.Errorf("it does not run confined: %w: %.200s", err, bytes.TrimSpace(out.Bytes()))
+		return fmt.Errorf("%s does not run confined: %w: %.200s", path, err, bytes.TrimSpace(out.Bytes()))
 	}
 	return nil
 }
 
-// findLoader returns the program that loads a dynamically linked program, none for a static
-// one.
+// findLoader returns the dynamic loader of a program, none for a statically linked program.
 func findLoader(path string) ([]string, error) {
-	file, err := elf.Open(path) // not a script, whose needs cannot be known
+	file, err := elf.Open(path) // fails for a script, which may need any other program
 	if err != nil {
 		return nil, fmt.Errorf("%s is not an ELF program: %w", path, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offsets in struct seccomp_data of Linux.
+// Offsets in Linux's struct seccomp_data.
 const (
 	callNumber = 0
 	callArch   = 4
@@ -39,7 +39,7 @@ var deniedCalls = slices.Concat(legacyCalls, []uintptr{
 	unix.SYS_CLONE3, unix.SYS_BIND,
 })
 
-// newNamespaces are the flags of clone that make namespaces.
+// newNamespaces are the flags of clone(2) that make namespaces.
 const newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
 
 var allowCall = bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
@@ -48,31 +48,31 @@ func failCall(err unix.Errno) bpf.Instruction {
 	return bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(err)} //nolint:gosec // small
 }
 
-// makeFilter returns the program that the kernel runs for each system call.
+// makeFilter returns the BPF program that the kernel runs for each system call.
 func makeFilter(r Rights) []bpf.Instruction {
 	sockets := skipListen
 	if r.MayConnect {
 		sockets = filterSockets
 	}
-	return slices.Concat(filterArchitecture, sockets, allowBut(baseRules, r.deniedCalls()))
+	return slices.Concat(filterArchitecture, sockets, allowExcept(baseRules, r.deniedCalls()))
 }
 
-// deniedCalls returns the system calls that makeFilter denies whatever their arguments are.
+// deniedCalls returns the system calls that makeFilter denies with any arguments.
 func (r Rights) deniedCalls() []uintptr {
 	denied := slices.Clone(deniedCalls)
 	if !r.MayPair {
 		denied = append(denied, unix.SYS_SOCKETPAIR)
 	}
 	if r.MayConnect {
-		return append(denied, unix.SYS_LISTEN) // listening gives a socket without an address one
+		return append(denied, unix.SYS_LISTEN) // listen(2) alone would bind a socket to a free port
 	}
 	return append(denied, unix.SYS_SOCKET, unix.SYS_CONNECT)
 }
 
-// skipListen is the part of a filter by which listen(2) succeeds without an effect. The sockets that QEMU gets listen
-// already, and let many connections wait. By a listen of QEMU one could wait at the socket of the network. While its
-// guest is paused or lacks a driver, QEMU does not notice the end of a connection to the network, so each supervisor
-// that takes the place of another waits there, and its connection stays until the guest goes on.
+// skipListen is the part of a filter that makes listen(2) succeed without an effect. QEMU's sockets already listen, with
+// a long queue. QEMU would set the queue of the network's socket to one connection, which is too few: while the guest is
+// paused or lacks a driver, QEMU does not notice the end of a connection, so the connection of each new supervisor waits
+// in that queue until the guest goes on.
 var skipListen = []bpf.Instruction{
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_LISTEN, SkipTrue: 1},
 	failCall(0),
@@ -87,8 +87,8 @@ type argumentRule struct {
 	prevents string // for people
 }
 
-// allowBut allows a call that passes all rules for it and is not denied.
-func allowBut(rules []argumentRule, denied []uintptr) (program []bpf.Instruction) {
+// allowExcept returns the part of a filter that allows all calls except those in denied, and those that fail a rule.
+func allowExcept(rules []argumentRule, denied []uintptr) (program []bpf.Instruction) {
 	for _, rule := range rules {
 		program = append(program,
 			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(rule.call), SkipTrue: 4}, //nolint:gosec // small
@@ -100,18 +100,20 @@ func allowBut(rules []argumentRule, denied []uintptr) (program []bpf.Instruction
 	for _, call := range denied {
 		err := unix.EPERM
 		if call == unix.SYS_CLONE3 {
-			err = unix.ENOSYS // its flags cannot be seen, and libraries use clone then
+			err = unix.ENOSYS // a filter cannot see its flags; after ENOSYS libraries use clone instead
 		}
 		program = append(program, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(call), SkipTrue: 1}, failCall(err)) //nolint:gosec // small
 	}
 	return append(program, allowCall)
 }
 
-// baseRules are about namespaces; about limits, which a process may set only for itself, since a limit of CPU time
-// can end another; and about descriptors. QEMU and its supervisor can pass descriptors to each other. So no program may have a
-// handle on a process that it has not started, such as who connects to a socket; nor the listener of a filter, which puts
-// descriptors into another process; nor a file with an owner, which signals it. No socket lingers: a program to which it
-// is sent would wait in the kernel when it closes it, whatever deadline it has (SO_LINGER of socket(7)).
+// baseRules are rules for all programs:
+//   - No new namespaces.
+//   - No limits for other processes, since a limit of CPU time can end a process.
+//   - No pidfd of another process, such as of a socket's peer, no filter with a listener, which can put descriptors into
+//     another process, and no file with an owner, which sends signals. QEMU and its supervisor can pass descriptors to
+//     each other, so either of them could use the other's.
+//   - No lingering socket, since a program that receives and closes one would block in the kernel (SO_LINGER in socket(7)).
 var baseRules = []argumentRule{
 	{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, newNamespaces, "new namespaces"},
 	{unix.SYS_PRLIMIT64, 0, bpf.JumpEqual, 0, "limits of other processes"},
@@ -125,7 +127,7 @@ var baseRules = []argumentRule{
 	{unix.SYS_SETSOCKOPT, 2, bpf.JumpNotEqual, unix.SO_LINGER, "sockets that linger"},
 }
 
-// What several rules prevent.
+// Texts for several rules.
 const (
 	ownedFiles  = "files that signal a process"
 	peerHandles = "handles on a peer"
@@ -133,11 +135,11 @@ const (
 	signals     = "signals to other processes"
 )
 
-// fioSetOwn is FIOSETOWN, which the library lacks.
+// fioSetOwn is FIOSETOWN, which package unix lacks.
 const fioSetOwn = 0x8901
 
-// filterArchitecture is the part of a filter that denies the system calls of other architectures, whose numbers
-// mean something else. It loads the number of the call for the instructions that follow.
+// filterArchitecture is the part of a filter that denies the system calls of other architectures, since their numbers
+// have other meanings. It loads the number of the call for the instructions that follow.
 var filterArchitecture = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: callArch, Size: 4},
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArch, SkipTrue: 1},
@@ -147,8 +149,8 @@ var filterArchitecture = []bpf.Instruction{
 	failCall(unix.ENOSYS),
 }
 
-// filterSockets is the part of the filter about sockets, for a program that may make some: TCP, UDP and ping sockets of
-// IPv4 and IPv6, and routing sockets, with which it asks the kernel for routes (NETLINK_ROUTE is 0).
+// filterSockets is the part of a filter for a program that may make sockets: it allows TCP, UDP and ping sockets of
+// IPv4 and IPv6, and netlink sockets for queries of routes (NETLINK_ROUTE is 0).
 var filterSockets = []bpf.Instruction{
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 15},
 	bpf.LoadAbsolute{Off: lowerHalf(0), Size: 4},
@@ -171,7 +173,7 @@ var filterSockets = []bpf.Instruction{
 // FiltersCalls reports whether system calls are filtered on this architecture.
 func FiltersCalls() bool { return auditArch != 0 }
 
-// installFilter has the kernel run a filter, besides those that it runs already.
+// installFilter adds a filter to the filters that the kernel already runs for this thread.
 func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 	if !FiltersCalls() {
 		return nil
@@ -182,24 +184,24 @@ func installFilter(instructions []bpf.Instruction, flags uintptr) error {
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: (*unix.SockFilter)(unsafe.Pointer(&filter[0]))}                //nolint:gosec // of the same shape
 	result, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&program))) //nolint:gosec // a system call
-	if errno != 0 || result != 0 {                                                                                             // else it is the ID of a thread that could not get it
+	if errno != 0 || result != 0 {                                                                                             // result is the ID of a thread that could not get the filter
 		return fmt.Errorf("filtering system calls: %w", cmp.Or(errno, unix.EBUSY))
 	}
 	return nil
 }
 
-// startedCalls are the system calls that DenyStarts denies whatever their arguments are. A later filter could have a
-// listener, and close_range closes the handle of startRules.
+// startedCalls are the system calls that DenyStarts denies with any arguments. seccomp is among them since a later filter
+// could have a listener, and close_range since it could close the pidfd of startRules.
 var startedCalls = slices.Concat(legacyStarts, []uintptr{
 	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_CLONE3, unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_OPEN_BY_HANDLE_AT,
 	unix.SYS_SOCKETPAIR, unix.SYS_BIND, unix.SYS_LISTEN, unix.SYS_SECCOMP, unix.SYS_CLOSE_RANGE,
 	unix.SYS_TKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN,
 })
 
-// startRules allow threads but no processes, sockets but none of Unix, and signals to this process and to that of a
-// handle alone. No other file can get the number of the handle, since that is neither closed nor duplicated to.
-func startRules(handle int) []argumentRule {
-	own, number := uint32(unix.Getpid()), uint32(handle) //nolint:gosec // positive, and a descriptor
+// startRules allow new threads but not processes, no Unix sockets, and signals only to this process and through one pidfd.
+// They prevent closing the pidfd, or duplicating another file to its number, which would then allow other signals.
+func startRules(pidfd int) []argumentRule {
+	own, number := uint32(unix.Getpid()), uint32(pidfd) //nolint:gosec // positive, and a descriptor
 	rules := append(slices.Clone(baseRules),
 		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsSet, unix.CLONE_THREAD, "new processes, unlike threads"},
 		argumentRule{unix.SYS_CLONE, 0, bpf.JumpBitsNotSet, unix.CLONE_PIDFD, "handles on a process"},
@@ -214,22 +216,21 @@ func startRules(handle int) []argumentRule {
 	return rules
 }
 
-// DenyStarts permanently takes from this program the rights that only a program needs that starts others. Afterwards it
-// makes no process, executes no program, opens no file, listens at no port, has only the Unix sockets that it was
-// given, and signals only the process of a handle. Other processes of its user cannot read its memory either. The
-// program has been started with the rights.
-func DenyStarts(handle int, r Rights) error {
+// DenyStarts permanently restricts this program further once it has started. Afterwards the program cannot make processes,
+// execute programs, open files, listen at ports or make Unix sockets, and can send signals only through pidfd. Other
+// processes of its user cannot read its memory. r are the rights with which the program was started.
+func DenyStarts(pidfd int, r Rights) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("becoming unreadable: %w", err)
+		return fmt.Errorf("protecting the memory of this process (PR_SET_DUMPABLE): %w", err)
 	}
-	return installFilter(makeStartFilter(handle, r), unix.SECCOMP_FILTER_FLAG_TSYNC)
+	return installFilter(makeStartFilter(pidfd, r), unix.SECCOMP_FILTER_FLAG_TSYNC)
 }
 
-func makeStartFilter(handle int, r Rights) []bpf.Instruction {
-	return slices.Concat(filterArchitecture, allowBut(startRules(handle), r.startedCalls()))
+func makeStartFilter(pidfd int, r Rights) []bpf.Instruction {
+	return slices.Concat(filterArchitecture, allowExcept(startRules(pidfd), r.startedCalls()))
 }
 
-// startedCalls returns the system calls that makeStartFilter denies whatever their arguments are.
+// startedCalls returns the system calls that makeStartFilter denies with any arguments.
 func (r Rights) startedCalls() []uintptr {
 	return slices.DeleteFunc(slices.Clone(startedCalls), func(call uintptr) bool { return r.MayPair && call == unix.SYS_SOCKETPAIR })
 }

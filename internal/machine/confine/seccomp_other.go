@@ -5,7 +5,7 @@
 
 package confine
 
-// There is no filter for other architectures.
+// Other architectures lack a filter.
 const (
 	auditArch        = 0
 	firstForeignCall = 0

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package console is the serial console of one guest: any number of readers, one who types, and the log's limit.
+// Package console shares the serial console of one guest among clients, and limits its log.
 //
 // Start with Console.
 package console
@@ -18,52 +18,52 @@ import (
 )
 
 const (
-	// maxHistory is how much of the last output is kept for readers. One that falls further behind
-	// misses some.
+	// maxHistory is how much of the last output is kept for sessions. A session that falls further
+	// behind misses output.
 	maxHistory = 256 << 10
-	// tail is how much of the earlier output a new reader gets.
+	// tail is how much of the earlier output a new session reads first.
 	tail = 4 << 10
 )
 
-// Console is the guest's serial console: any number of readers share one history, and all who
-// type share the one line to the guest.
+// Console is the guest's serial console. Any number of sessions can read it, and one of them can write.
 type Console struct {
-	line net.Conn
-	// cutLog cuts the log. It is called whenever the guest has printed so many bytes more, before any more is read: while
-	// there is a reader, QEMU logs only what was read. Without one QEMU drops the output and logs all of it, so the log
-	// grows without bound as long as no supervisor runs. cutLog is nil where there is no log.
-	cutLog func()
-	most   int64
+	conn net.Conn // to QEMU
+	// cutLog is called each time the guest has printed cutEvery more bytes, before more is read. That bounds the log,
+	// since QEMU logs only output that this program has read. While no supervisor is connected, QEMU logs all output,
+	// so the log grows without bound. cutLog is nil where there is no log.
+	cutLog   func()
+	cutEvery int64
 
-	mu      sync.Mutex
-	history []byte        // the last output
-	printed int64         // all output until now, in bytes
-	changed chan struct{} // closed at the next output, and at the end
-	isOver  bool
-	isTaken bool // a session has the right to type
-	open    int  // sessions
-	left    chan struct{}
+	mu           sync.Mutex
+	history      []byte        // the last output
+	printed      int64         // all output until now, in bytes
+	changed      chan struct{} // closed at the next output, and at the end
+	isOver       bool
+	hasWriter    bool // a session has the right to write
+	sessionCount int
+	left         chan struct{}
 
-	typing chan struct{} // a semaphore: one session types at a time
+	writing chan struct{} // a semaphore for conn: writeInput may be called with and without a session
 }
 
-// New returns the console of a guest. Follow takes its output.
-func New(line net.Conn) *Console {
-	return &Console{line: line, changed: make(chan struct{}), left: make(chan struct{}), typing: make(chan struct{}, 1)}
+// New returns a Console on a connection to QEMU's serial socket. The caller runs Follow.
+func New(conn net.Conn) *Console {
+	return &Console{conn: conn, changed: make(chan struct{}), left: make(chan struct{}), writing: make(chan struct{}, 1)}
 }
 
-// LimitLog has cutLog called whenever the guest has printed so many bytes more. It comes before Follow.
-func (c *Console) LimitLog(most int64, cutLog func()) { c.most, c.cutLog = most, cutLog }
+// LimitLog sets a function that cuts the log, to be called after each cutEvery bytes of output. It must be called
+// before Follow.
+func (c *Console) LimitLog(cutEvery int64, cutLog func()) { c.cutEvery, c.cutLog = cutEvery, cutLog }
 
-// Follow takes what the guest prints, until QEMU ends. QEMU would block the guest if it was not read.
-func (c *Console) Follow() { c.followOutput(c.line) }
+// Follow reads the guest's output until QEMU ends. If nothing read it, QEMU would block the guest.
+func (c *Console) Follow() { c.followOutput(c.conn) }
 
-func (c *Console) followOutput(line io.Reader) {
+func (c *Console) followOutput(output io.Reader) {
 	defer c.endOutput()
-	_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{line}, make([]byte, 4<<10))
+	_, _ = io.CopyBuffer(struct{ io.Writer }{c}, struct{ io.Reader }{output}, make([]byte, 4<<10))
 }
 
-// Write takes what the guest prints. It waits for no reader.
+// Write adds output of the guest. It does not wait for sessions to read the output.
 func (c *Console) Write(p []byte) (int, error) {
 	if c.addOutput(p) && c.cutLog != nil {
 		c.cutLog()
@@ -71,7 +71,7 @@ func (c *Console) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// addOutput adds output, and reports whether the log has to be cut.
+// addOutput adds output to the history, and reports whether the log must be cut.
 func (c *Console) addOutput(p []byte) (mustCut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,17 +82,17 @@ func (c *Console) addOutput(p []byte) (mustCut bool) {
 	before := c.printed
 	c.printed += int64(len(p))
 	c.notifyReaders()
-	return c.most > 0 && before/c.most != c.printed/c.most
+	return c.cutEvery > 0 && before/c.cutEvery != c.printed/c.cutEvery
 }
 
-// endOutput marks the end of the guest's output. left is closed once no session is open: sessions
-// read the rest of the output before they close.
+// endOutput marks the end of the guest's output. Open sessions still read the rest of it, so left is closed when the
+// last session is.
 func (c *Console) endOutput() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.isOver = true
 	c.notifyReaders()
-	if c.open == 0 {
+	if c.sessionCount == 0 {
 		close(c.left)
 	}
 }
@@ -102,8 +102,8 @@ func (c *Console) notifyReaders() {
 	c.changed = make(chan struct{})
 }
 
-// readAfter returns output that comes after a number of bytes, and where it ends. Where nothing is
-// there yet, changed is closed once there is.
+// readAfter copies output from a position on into p, and returns the position of its end. If there is no
+// output yet, the caller waits for changed and calls again.
 func (c *Console) readAfter(position int64, p []byte) (n int, end int64, changed <-chan struct{}, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,78 +115,78 @@ func (c *Console) readAfter(position int64, p []byte) (n int, end int64, changed
 	return n, position + int64(n), c.changed, err
 }
 
-// Open opens a session, which may type if it has the right to.
-func (c *Console) Open(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+// Open opens a session. Only one session at a time may be open with canWrite.
+func (c *Console) Open(ctx context.Context, canWrite bool) (io.ReadWriteCloser, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if types && c.isTaken {
+	if canWrite && c.hasWriter {
 		return nil, failure.ErrTaken
 	}
 	if c.isOver {
 		return nil, failure.ErrNotRunning
 	}
-	c.isTaken = c.isTaken || types
-	c.open++
-	s := &session{console: c, at: max(0, c.printed-tail), types: types}
-	s.ctx, s.leave = context.WithCancel(ctx)
-	s.close = sync.OnceFunc(s.giveUp)
+	c.hasWriter = c.hasWriter || canWrite
+	c.sessionCount++
+	s := &session{console: c, position: max(0, c.printed-tail), canWrite: canWrite}
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.closeOnce = sync.OnceFunc(s.closeSession)
 	return s, nil
 }
 
-// writeInput sends what was typed to the guest. It waits for a guest that does not read.
+// writeInput sends input to the guest. It waits while the guest does not read, until ctx ends.
 func (c *Console) writeInput(ctx context.Context, p []byte) (int, error) {
 	select {
-	case c.typing <- struct{}{}:
+	case c.writing <- struct{}{}:
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
-	defer func() { <-c.typing }()
-	cut := make(chan struct{})
+	defer func() { <-c.writing }()
+	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		_ = c.line.SetWriteDeadline(time.Unix(1, 0))
-		close(cut)
+		_ = c.conn.SetWriteDeadline(time.Unix(1, 0))
+		close(interrupted)
 	})
-	n, err := c.line.Write(p)
+	n, err := c.conn.Write(p)
 	if !stop() {
-		<-cut
-		_ = c.line.SetWriteDeadline(time.Time{}) // for those who type next
+		<-interrupted
+		_ = c.conn.SetWriteDeadline(time.Time{}) // for the next writer
 	}
 	return n, err
 }
 
-// Left returns a channel that is closed once the guest has ended and nobody reads its console any more.
+// Left returns a channel that is closed once the guest has ended and all sessions are closed.
 func (c *Console) Left() <-chan struct{} { return c.left }
 
-// TypeFrom leads what comes from an input to the guest, until its end.
+// TypeFrom copies input to the guest until the input ends.
 func (c *Console) TypeFrom(ctx context.Context, input io.Reader) error {
-	_, err := io.Copy(typist{ctx, c}, input)
+	_, err := io.Copy(inputWriter{ctx, c}, input)
 	return err
 }
 
-// typist types whatever it is given.
-type typist struct {
+// inputWriter writes to the guest until ctx ends.
+type inputWriter struct {
 	ctx     context.Context
 	console *Console
 }
 
 // Write implements io.Writer.
-func (t typist) Write(p []byte) (int, error) { return t.console.writeInput(t.ctx, p) }
+func (w inputWriter) Write(p []byte) (int, error) { return w.console.writeInput(w.ctx, p) }
 
 // session is one attached client.
 type session struct {
-	console *Console
-	ctx     context.Context // ends with the session
-	leave   context.CancelFunc
-	at      int64 // of the output that was read
-	types   bool
-	close   func()
+	console   *Console
+	ctx       context.Context // ends with the session
+	cancel    context.CancelFunc
+	position  int64 // of the next output to read
+	canWrite  bool
+	closeOnce func()
 }
 
 // Read waits for output of the guest.
 func (s *session) Read(p []byte) (int, error) {
 	for len(p) > 0 {
-		n, end, changed, err := s.console.readAfter(s.at, p)
-		if s.at = end; n > 0 || err != nil {
+		n, end, changed, err := s.console.readAfter(s.position, p)
+		if s.position = end; n > 0 || err != nil {
 			return n, err
 		}
 		select {
@@ -198,9 +198,9 @@ func (s *session) Read(p []byte) (int, error) {
 	return 0, nil
 }
 
-// Write types.
+// Write sends input to the guest.
 func (s *session) Write(p []byte) (int, error) {
-	if !s.types || s.ctx.Err() != nil {
+	if !s.canWrite || s.ctx.Err() != nil {
 		return 0, os.ErrClosed
 	}
 	return s.console.writeInput(s.ctx, p)
@@ -208,19 +208,19 @@ func (s *session) Write(p []byte) (int, error) {
 
 // Close ends the session.
 func (s *session) Close() error {
-	s.leave()
-	s.close()
+	s.cancel()
+	s.closeOnce()
 	return nil
 }
 
-func (s *session) giveUp() {
+func (s *session) closeSession() {
 	c := s.console
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.types {
-		c.isTaken = false
+	if s.canWrite {
+		c.hasWriter = false
 	}
-	if c.open--; c.open == 0 && c.isOver {
+	if c.sessionCount--; c.sessionCount == 0 && c.isOver {
 		close(c.left)
 	}
 }

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	// connectWithin limits the time to connect, and then the time of the handshake.
+	// connectWithin limits the time to connect, and then the time of the TLS handshake.
 	connectWithin = 5 * time.Second
-	// maxAnswer, maxRequest and maxHeader limit the bytes that are read from the other end.
+	// maxAnswer, maxRequest and maxHeader limit how many bytes are read from the other end.
 	maxAnswer, maxRequest, maxHeader = 64 << 10, 64 << 10, 8 << 10
 )
 
@@ -51,15 +51,15 @@ type Client struct {
 	http   http.Client
 	dialer websocket.Dialer
 	base   string
-	header http.Header // of each request
-	token  string      // only for a machine on this host
+	header http.Header // sent with each request
+	token  string      // "" for a machine on another host
 }
 
 var _ Machine = (*Client)(nil)
 
-// NewClient returns a client of the machine at an address with a port. The configuration is from
-// Credentials.ClientConfig: the machine has to prove its name, since another pod may have its address by
-// now.
+// NewClient returns a client of the machine at an address with a port. config is from
+// Credentials.ClientConfig: the machine must prove its name, since another pod may have taken over the
+// address.
 func NewClient(address string, config *tls.Config) *Client {
 	dial := (&net.Dialer{Timeout: connectWithin}).DialContext
 	return &Client{
@@ -93,7 +93,7 @@ func (c *Client) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// isValid reports whether a status has only known values, harmless text and no negative numbers.
+// isValid reports whether a status has only known values, readable texts and positive numbers.
 func (s *Status) isValid() bool {
 	figures := []int64{s.CPUNanoseconds, s.MemoryBytes, s.GuestMemoryBytes}
 	if s.Copied != nil {
@@ -106,7 +106,7 @@ func (s *Status) isValid() bool {
 		areValid(s.ServedPorts)
 }
 
-// readableText matches the texts of a status that people may read.
+// readableText matches texts of a status that are safe to show to people.
 var readableText = regexp.MustCompile(`^[A-Za-z0-9 /_()-]{0,100}$`)
 
 // Pause implements Machine.
@@ -135,7 +135,7 @@ func (c *Client) SetGracePeriod(ctx context.Context, period time.Duration) error
 	return c.makeCall(ctx, http.MethodPost, gracePath+"?seconds="+strconv.FormatInt(int64(period/time.Second), 10), nil, nil)
 }
 
-// makeCall makes a request with the value in as its body, and reads the answer into out. Both may be nil.
+// makeCall makes a request with in as its body, and decodes the answer into out. Both may be nil.
 func (c *Client) makeCall(ctx context.Context, method, path string, in, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, CallWithin+2*connectWithin)
 	defer cancel()
@@ -158,14 +158,14 @@ func (c *Client) makeCall(ctx context.Context, method, path string, in, out any)
 	return readAnswer(response, out)
 }
 
-// readAnswer reads the answer to a call, into out unless that is nil.
+// readAnswer decodes the answer to a call into out, which may be nil.
 func readAnswer(response *http.Response, out any) error {
 	content, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	switch {
 	case err != nil:
 		return explainError(err)
 	case response.StatusCode == http.StatusUnprocessableEntity:
-		_, err := readEnding(content)
+		_, err := readOutcome(content)
 		return cmp.Or(err, failure.ErrProtocol)
 	case response.StatusCode != http.StatusOK:
 		return fmt.Errorf("%w: status %d", failure.ErrProtocol, response.StatusCode)
@@ -175,7 +175,7 @@ func readAnswer(response *http.Response, out any) error {
 	return nil
 }
 
-// explainError returns why a call failed, without text of the other end.
+// explainError returns why a call failed. It drops all text of the other end.
 func explainError(err error) error {
 	_, isCertificate := errors.AsType[*tls.CertificateVerificationError](err)
 	operation, isOperation := errors.AsType[*net.OpError](err)
@@ -191,7 +191,7 @@ func explainError(err error) error {
 	case isSystem:
 		return fmt.Errorf("%w: %w", failure.ErrUnreachable, code)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), websocket.IsCloseError(err, websocket.CloseAbnormalClosure):
-		return fmt.Errorf("%w: it closed the connection", failure.ErrUnreachable)
+		return fmt.Errorf("%w: the machine closed the connection", failure.ErrUnreachable)
 	}
 	return failure.ErrProtocol
 }

@@ -1,38 +1,40 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is the channel by which Drover controls a drover-machine. One in a pod is controlled from
-// other hosts by HTTP over TLS 1.3, and each end has a certificate of an authority that this machine alone
-// uses. One on the same host is controlled by HTTP over a Unix socket, with a token.
+// Package control is the protocol by which Drover controls a drover-machine. In a pod, the machine serves HTTP
+// over TLS 1.3, and each end has a certificate from an authority that only this machine uses. On a host, the
+// machine serves HTTP over a Unix socket to clients with a token.
 //
-// Start with Client, which implements Machine. server.go serves them, and credentials.go makes
-// the certificates. local.go has the differences for a machine on the same host. guest.go has the services
-// that clients reach in the guest, guestclient.go and serveguest.go are the two ends of them, and stream.go has
-// the messages between them.
+// Start with Machine, which Client implements and server.go serves. credentials.go makes the certificates.
+// local.go has the differences for a machine on the same host. guest.go has the services of the guest;
+// guestclient.go and serveguest.go are their two ends, and stream.go has the messages between them. peers.go
+// connects machines of a host to each other.
 //
-// The client shows no text of the machine to a person, because a guest may have broken out of the machine that
+// A client never shows text that it received to a person, since a guest may have broken out and may send the
 // answers.
 package control
 
 import (
 	"context"
 	"time"
+
+	"cloudnative.tw/drover/internal/image/health"
 )
 
 // Machine is a machine that can be controlled.
 type Machine interface {
-	// Status returns the state and usage of the machine. It works from the start of the program on.
+	// Status returns the state and usage of the machine. It works as soon as the program runs.
 	Status(ctx context.Context) (Status, error)
 	// Pause halts the CPUs of the guest, and Resume continues them. Both may be repeated.
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
-	// Probe returns nil once the guest itself has answered at a forwarded TCP port.
+	// Probe returns nil once the guest has accepted a connection to a forwarded TCP port.
 	Probe(ctx context.Context, port int32) error
-	// Grow enlarges disks to at least these sizes, also for the guest, and returns their sizes afterwards.
-	// It shrinks no disk.
+	// Grow enlarges disks to at least sizes, so that the guest sees the new sizes, and returns them. It never
+	// shrinks a disk.
 	Grow(ctx context.Context, sizes Sizes) (Sizes, error)
-	// SetGracePeriod sets how long the guest has to shut down, in whole seconds, once the program is asked
-	// to end. It does not apply to an end that has begun.
+	// SetGracePeriod sets how long the guest has to shut down after a signal to the program, in whole seconds.
+	// It has no effect on a stop that has begun.
 	SetGracePeriod(ctx context.Context, period time.Duration) error
 }
 
@@ -50,10 +52,10 @@ const (
 	StateStopping State = "stopping"
 )
 
-// Wait is the reason why a guest that should run does not.
+// Wait is the reason why QEMU has paused a guest that should run.
 type Wait string
 
-// What guests wait for. Each guest continues by itself once the cause is gone.
+// Reasons for a wait. The guest continues by itself once the reason is gone.
 const (
 	WaitNone Wait = ""
 	// WaitRoom means that the volume of a disk is full.
@@ -68,7 +70,7 @@ type Status struct {
 	Waits Wait  `json:"waits,omitempty"`
 	// RunState is QEMU's name for its state, empty before QEMU is started.
 	RunState string `json:"runState,omitempty"`
-	// Fault is the disk error that the guest waits for.
+	// Fault is the last disk error that paused the guest.
 	Fault Fault `json:"fault,omitzero"`
 	// Accelerator is kvm or tcg, empty before QEMU is started.
 	Accelerator string `json:"accelerator,omitempty"`
@@ -77,16 +79,17 @@ type Status struct {
 	// CPUNanoseconds is the CPU time of QEMU since its start, and MemoryBytes its resident memory.
 	CPUNanoseconds int64 `json:"cpuNanoseconds,omitempty"`
 	MemoryBytes    int64 `json:"memoryBytes,omitempty"`
-	// GuestMemoryBytes is the memory in use as the guest reports it, 0 if it does not.
+	// GuestMemoryBytes is the memory in use by the guest's report, 0 if the guest reports none.
 	GuestMemoryBytes int64 `json:"guestMemoryBytes,omitempty"`
-	// Wanted is the revision of the wanted configuration of its edge, as far as the machine knows, and ServedPorts are the
-	// ports of the host that it serves: see Network.
+	// Wanted is the last revision of Network.SetWanted. ServedPorts are the ports of the host that the machine serves.
 	Wanted      Revision `json:"wanted,omitzero"`
 	ServedPorts []Port   `json:"servedPorts,omitempty"`
-	// IsSilent is set if QEMU does not answer. Client.Status fails with failure.ErrFailed then, and returns what is known without
-	// it.
+	// IsSilent is set if QEMU does not answer. Client.Status then fails with failure.ErrFailed, and returns the fields
+	// that are known without QEMU.
 	IsSilent bool `json:"isSilent,omitempty"`
-	// Copied is the progress of the disk that is being made, nil if none is.
+	// Health is the result of the health check of a container image, empty without one.
+	Health health.State `json:"health,omitempty"`
+	// Copied is the progress of making a disk, nil if no disk is being made.
 	Copied *Copied `json:"copied,omitempty"`
 }
 
@@ -95,7 +98,7 @@ type Fault struct {
 	// Node is QEMU's name for the disk, and Operation is read or write.
 	Node      string `json:"node,omitempty"`
 	Operation string `json:"operation,omitempty"`
-	// Reason is the Linux error text.
+	// Reason is the text of errno.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -106,12 +109,11 @@ type Copied struct {
 	TotalBytes int64 `json:"totalBytes,omitempty"`
 }
 
-// Sizes are the sizes of disks in bytes. 0 and missing names change nothing.
+// Sizes are the sizes of disks in bytes. A disk with 0, or without an entry, does not change.
 type Sizes struct {
 	RootDisk int64            `json:"rootDisk,omitempty"`
 	Volumes  map[string]int64 `json:"volumes,omitempty"`
 }
 
-// CallWithin limits how long the machine works on a call. The caller of a probe should set a shorter
-// limit.
+// CallWithin limits how long the machine works on a call. A caller of Probe should set a shorter limit.
 const CallWithin = 20 * time.Second

@@ -34,16 +34,15 @@ const (
 )
 
 const (
-	// validFor is longer than a machine runs, since its certificates are not renewed.
+	// validFor must be longer than any machine runs, since certificates are not renewed.
 	validFor = 20 * 365 * 24 * time.Hour
 	// guestValidFor is how long a client may open streams with one certificate.
 	guestValidFor = 10 * time.Minute
-	// clockSkew is the largest difference between the clocks of two hosts.
+	// clockSkew is the largest difference between the clocks of two hosts that is tolerated.
 	clockSkew = 24 * time.Hour
 )
 
-// Credentials are the certificate and key of one end, and the authority of the other end's certificate, as
-// PEM.
+// Credentials are the certificate and key of one end, and the authority of the other end, as PEM.
 type Credentials struct {
 	CA, Cert, Key []byte
 	// GuestCA is the authority of clients that may reach the guest. Only a machine has one; if it is nil, no
@@ -55,12 +54,12 @@ type Credentials struct {
 const SeedBytes = 32
 
 // MachineCredentials returns the credentials of a machine's listener. name identifies the machine, for
-// example by the UID of its object, and is in the certificate. With a guestSeed clients may also reach the
+// example by the UID of its object, and is in the certificate. With a guestSeed, clients may also reach the
 // guest.
 //
-// The authorities of both ends depend only on the seeds, the name and the run of the machine. So anyone
-// with the seed can make a client of a machine at any time without keeping anything of it. Each end works
-// with the other end of any call with the same arguments.
+// Both authorities are derived from the seeds, the name and the run of the machine. So a controller with the
+// seed can make a client for a machine at any time, and need not store credentials. Credentials from separate
+// calls with the same arguments fit together.
 func MachineCredentials(seed, guestSeed []byte, name, run string, now time.Time) (Credentials, error) {
 	own, err := newAuthority(seed, controlPurpose, name, run, now)
 	if err != nil {
@@ -87,8 +86,8 @@ func ClientCredentials(seed []byte, name, run string, now time.Time) (Credential
 	return own.issueClient(name, validFor)
 }
 
-// GuestCredentials returns the credentials of a client that reaches the guest of the machine. They are
-// valid for guestValidFor.
+// GuestCredentials returns the credentials of a client that may reach only the guest. They are valid for
+// guestValidFor.
 func GuestCredentials(seed, guestSeed []byte, name, run string, now time.Time) (Credentials, error) {
 	own, err := newAuthority(seed, controlPurpose, name, run, now)
 	if err != nil {
@@ -103,7 +102,7 @@ func GuestCredentials(seed, guestSeed []byte, name, run string, now time.Time) (
 	return c, err
 }
 
-// The purposes of authorities, which are part of their names.
+// Purposes of authorities. A purpose is a part of the authority's name.
 const controlPurpose, guestPurpose = "control", "guest"
 
 // authority signs certificates of one purpose for one run of a machine.
@@ -117,7 +116,7 @@ type authority struct {
 // newAuthority derives an authority from a seed.
 func newAuthority(seed []byte, purpose, name, run string, now time.Time) (authority, error) {
 	if len(seed) != SeedBytes {
-		return authority{}, fmt.Errorf("the seed has %d bytes: it must have %d", len(seed), SeedBytes)
+		return authority{}, fmt.Errorf("the seed for certificates has %d bytes, and must have %d", len(seed), SeedBytes)
 	}
 	secret, err := hkdf.Key(sha256.New, seed, nil, fmt.Sprintf("drover-machine %s %q %q", purpose, name, run), ed25519.SeedSize)
 	if err != nil {
@@ -139,13 +138,13 @@ func (a authority) issueClient(name string, valid time.Duration) (Credentials, e
 	}, valid)
 }
 
-// issueCertificate returns the credentials of one end, with a new key.
-func (a authority) issueCertificate(end *x509.Certificate, valid time.Duration) (Credentials, error) {
+// issueCertificate returns credentials with a new key.
+func (a authority) issueCertificate(template *x509.Certificate, valid time.Duration) (Credentials, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Credentials{}, err
 	}
-	cert, err := a.signCertificate(end, &key.PublicKey, valid)
+	cert, err := a.signCertificate(template, &key.PublicKey, valid)
 	if err != nil {
 		return Credentials{}, err
 	}
@@ -168,12 +167,12 @@ func (a authority) signCertificate(template *x509.Certificate, public crypto.Pub
 
 // ReadCredentials reads credentials from a folder.
 func ReadCredentials(folder string) (c Credentials, err error) {
-	for name, to := range map[string]*[]byte{CAFile: &c.CA, CertFile: &c.Cert, KeyFile: &c.Key} {
-		if *to, err = os.ReadFile(filepath.Join(folder, name)); err != nil { //nolint:gosec // the caller's
+	for name, field := range map[string]*[]byte{CAFile: &c.CA, CertFile: &c.Cert, KeyFile: &c.Key} {
+		if *field, err = os.ReadFile(filepath.Join(folder, name)); err != nil { //nolint:gosec // a folder of the caller
 			return Credentials{}, err
 		}
 	}
-	c.GuestCA, err = os.ReadFile(filepath.Join(folder, GuestCAFile)) //nolint:gosec // see above
+	c.GuestCA, err = os.ReadFile(filepath.Join(folder, GuestCAFile)) //nolint:gosec // a folder of the caller
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -191,9 +190,9 @@ func (c Credentials) ClientConfig(name string) (*tls.Config, error) {
 }
 
 // serverConfig returns the TLS configuration of a machine's listener, and the authority of clients that
-// may reach its guest, nil for none. TLS sessions are not resumed, so every connection presents its
-// certificate.
-func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate, err error) {
+// may reach its guest, which is nil without one. It disables the resumption of TLS sessions, so that every
+// connection presents its certificate.
+func (c Credentials) serverConfig() (config *tls.Config, guestCA *x509.Certificate, err error) {
 	config, pool, err := c.newConfig()
 	if err != nil {
 		return nil, nil, err
@@ -203,17 +202,16 @@ func (c Credentials) serverConfig() (config *tls.Config, guest *x509.Certificate
 		if block == nil {
 			return nil, nil, errors.New(GuestCAFile + " does not contain a certificate")
 		}
-		if guest, err = x509.ParseCertificate(block.Bytes); err != nil {
+		if guestCA, err = x509.ParseCertificate(block.Bytes); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", GuestCAFile, err)
 		}
-		pool.AddCert(guest)
+		pool.AddCert(guestCA)
 	}
 	config.ClientAuth, config.ClientCAs, config.SessionTicketsDisabled = tls.RequireAndVerifyClientCert, pool, true
-	return config, guest, nil
+	return config, guestCA, nil
 }
 
-// newConfig returns what the configurations of both ends have in common, and the authority of the other
-// end.
+// newConfig returns the common settings of both ends, and a pool with the authority of the other end.
 func (c Credentials) newConfig() (*tls.Config, *x509.CertPool, error) {
 	cert, err := tls.X509KeyPair(c.Cert, c.Key)
 	if err != nil {

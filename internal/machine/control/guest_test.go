@@ -62,7 +62,7 @@ func (g *guestStub) NetworkStatistics(context.Context) (report.NetworkStatistics
 	return report.NetworkStatistics{BytesIn: 3, Refused: 15, LastRefused: []report.Refusal{last}}, g.err
 }
 
-// Exec prints its input, and its arguments to the standard error. Without input it waits.
+// Exec prints its input, and its arguments and settings to the standard error.
 func (g *guestStub) Exec(ctx context.Context, c terminal.Command) (int, error) {
 	if c.Args[0] == "sleep" {
 		if g.begun != nil {
@@ -77,12 +77,12 @@ func (g *guestStub) Exec(ctx context.Context, c terminal.Command) (int, error) {
 		_, err := fmt.Fprintf(c.Stdout, "%dx%d", size.Width, size.Height)
 		return g.code, err
 	}
-	input, err := io.ReadAll(c.Stdin)
-	if err == nil {
-		_, err = c.Stdout.Write(input)
+	var err error
+	if c.Stdin != nil {
+		_, err = io.Copy(c.Stdout, c.Stdin)
 	}
 	if err == nil {
-		_, err = io.WriteString(c.Stderr, strings.Join(c.Args, "|"))
+		_, err = io.WriteString(c.Stderr, strings.Join(slices.Concat(c.Args, c.Env, []string{c.User, c.WorkingDir}), "|"))
 	}
 	return g.code, cmp.Or(err, g.err)
 }
@@ -151,11 +151,13 @@ func TestExecOverStream(t *testing.T) {
 	} {
 		g.code, g.err = want.code, want.err
 		var out, printed bytes.Buffer
-		code, err := c.Exec(t.Context(), terminal.Command{Args: []string{"echo", "a b", ""}, Stdin: want.stdin, Stdout: &out, Stderr: &printed})
+		code, err := c.Exec(t.Context(), terminal.Command{
+			Args: []string{"echo", "a b", ""}, Env: []string{"A=b", "C="}, User: "ann", WorkingDir: "/srv", Stdin: want.stdin, Stdout: &out, Stderr: &printed,
+		})
 		if name == "words" {
 			want.err = failure.ErrFailed
 		}
-		if code != want.code || !errors.Is(err, want.err) || out.String() != want.out || printed.String() != "echo|a b|" {
+		if code != want.code || !errors.Is(err, want.err) || out.String() != want.out || printed.String() != "echo|a b||A=b|C=|ann|/srv" {
 			t.Errorf("%s: %d, %v, %d bytes, %q", name, code, err, out.Len(), printed.String())
 		}
 		if err != nil && strings.Contains(err.Error(), "hunter2") {
@@ -219,7 +221,7 @@ func TestLostCommand(t *testing.T) {
 	if errors.Is(err, failure.ErrUnreachable) {
 		t.Errorf("%v would be tried again", err)
 	}
-	assert.ErrorIs(t, "a stream whose machine is gone", explainError(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), failure.ErrUnreachable, "it closed the connection")
+	assert.ErrorIs(t, "a stream whose machine is gone", explainError(&websocket.CloseError{Code: websocket.CloseAbnormalClosure}), failure.ErrUnreachable, "the machine closed the connection")
 }
 
 // TestLeftCommand checks that a command ends whose caller has left.
@@ -244,6 +246,19 @@ func TestLeftCommand(t *testing.T) {
 	if err := <-g.ended; err == nil {
 		t.Error("a command lacks the cause of its end")
 	}
+}
+
+// TestCommandOfEarlierClient checks that a command of a client that does not know noStdin gets its input.
+func TestCommandOfEarlierClient(t *testing.T) {
+	t.Parallel()
+	c, _ := serveGuest(t.Context(), t, &guestStub{})
+	s, err := c.openStream(t.Context(), execPath)
+	assert.NoError(t, err)
+	assert.NoError(t, s.Send(terminal.Control.Start, []byte(`{"args":["cat"]}`)))
+	assert.NoError(t, errors.Join(s.Send(terminal.Input, []byte("text")), s.Send(terminal.Input, nil)))
+	channel, content, err := s.Receive()
+	assert.NoError(t, err)
+	assert.True(t, channel == terminal.Output && string(content) == "text", "channel %d has %q, want the input as output", channel, content)
 }
 
 // blocked is an input from which nothing can be read yet.
@@ -317,12 +332,12 @@ func TestStreamsAreBounded(t *testing.T) {
 		return echo{r, w}
 	}})
 	var open []io.Closer
-	for range maxStreams {
+	for range failure.MaxStreams {
 		console, err := c.Console(t.Context(), false)
 		assert.NoError(t, err)
 		open = append(open, console)
 	}
-	assert.ErrorIs(t, "one more stream", assert.ErrorOf(c.Console(t.Context(), false)), failure.ErrBusy)
+	assert.ErrorIs(t, "one more stream", assert.ErrorOf(c.Console(t.Context(), false)), failure.ErrTooManyStreams, "32 commands and consoles")
 	assert.NoError(t, assert.ErrorOf(controls.Status(t.Context())))
 	assert.NoError(t, open[0].Close())
 	assert.Eventually(t, "another stream is taken", func(testing.TB) error { return assert.ErrorOf(c.Console(t.Context(), false)) })
@@ -399,8 +414,8 @@ func TestOddMessages(t *testing.T) {
 	for text, want := range map[string]error{
 		"{}": nil, `{"exitCode":7}`: nil, `{"failure":"Busy"}`: failure.ErrBusy, `{"failure":"hunter2"}`: failure.ErrProtocol, "hunter2": failure.ErrProtocol, "": failure.ErrProtocol,
 	} {
-		_, err := readEnding([]byte(text))
-		assert.ErrorIs(t, fmt.Sprintf("the ending %q", text), err, want)
+		_, err := readOutcome([]byte(text))
+		assert.ErrorIs(t, fmt.Sprintf("the outcome %q", text), err, want)
 	}
 	if !reflect.DeepEqual(failure.NameOf(fmt.Errorf("x: %w", failure.ErrCommandNotFound)), "CommandNotFound") {
 		t.Error("a wrapped failure has another name")

@@ -49,9 +49,9 @@ func (c *Client) NetworkStatistics(ctx context.Context) (n report.NetworkStatist
 }
 
 // Console implements Guest.
-func (c *Client) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+func (c *Client) Console(ctx context.Context, canWrite bool) (io.ReadWriteCloser, error) {
 	path := consolePath
-	if types {
+	if canWrite {
 		path += "?type"
 	}
 	s, err := c.openStream(ctx, path)
@@ -75,7 +75,7 @@ func (c *Client) openWebSocket(ctx context.Context, path string) (*websocket.Con
 	dialer.NetDialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := c.dialer.NetDialContext(ctx, network, address)
 		bounded.Conn = conn
-		bounded.left.Store(maxHandshake)
+		bounded.readable.Store(maxHandshake)
 		return bounded, err
 	}
 	ws, response, err := dialer.DialContext(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, c.header)
@@ -86,28 +86,28 @@ func (c *Client) openWebSocket(ctx context.Context, path string) (*websocket.Con
 	if err != nil {
 		return nil, explainError(err)
 	}
-	bounded.left.Store(math.MaxInt64)
+	bounded.readable.Store(math.MaxInt64)
 	return ws, nil
 }
 
-// maxHandshake is more bytes than a machine sends before a stream, including its certificates.
+// maxHandshake limits the bytes that a machine sends before a stream, including its certificates.
 const maxHandshake = 64 << 10
 
-// boundedConn is a connection from which a limited number of bytes can be read. The WebSocket library
-// would otherwise keep headers of any length from a hostile machine.
+// boundedConn is a connection from which a limited number of bytes can be read. Without a limit the
+// WebSocket library would keep headers of any length from a hostile machine.
 type boundedConn struct {
 	net.Conn
 
-	left atomic.Int64
+	readable atomic.Int64
 }
 
-// Read implements net.Conn. It fails with failure.ErrProtocol once all bytes have been read that may be read.
+// Read implements net.Conn. It fails with failure.ErrProtocol at the limit.
 func (c *boundedConn) Read(p []byte) (int, error) {
-	if c.left.Load() <= 0 {
+	if c.readable.Load() <= 0 {
 		return 0, failure.ErrProtocol
 	}
 	n, err := c.Conn.Read(p)
-	c.left.Add(-int64(n))
+	c.readable.Add(-int64(n))
 	return n, err
 }
 
@@ -119,7 +119,7 @@ type console struct {
 	err    error
 }
 
-// Read implements io.Reader. Its error is io.EOF once the machine has ended.
+// Read implements io.Reader. It returns io.EOF once the machine has ended.
 func (c *console) Read(p []byte) (int, error) {
 	for len(c.unread) == 0 {
 		if c.err != nil {
@@ -141,9 +141,9 @@ func (c *console) nextOutput() ([]byte, error) {
 	case channel == terminal.Output:
 		return content, nil
 	case channel == terminal.Control.End:
-		_, err := readEnding(content)
+		_, err := readOutcome(content)
 		err = cmp.Or(err, io.EOF)
-		c.end(err) // the machine waits for it
+		c.end(err) // the machine waits until the connection is closed
 		return nil, err
 	}
 	return nil, failure.ErrProtocol
@@ -152,7 +152,7 @@ func (c *console) nextOutput() ([]byte, error) {
 // Write implements io.Writer. It blocks while the guest does not read.
 func (c *console) Write(p []byte) (int, error) { return c.Writer(terminal.Input).Write(p) }
 
-// CloseWrite makes the machine end the console, so that another caller can write.
+// CloseWrite makes the machine end the session, so that another caller can write.
 func (c *console) CloseWrite() error { return c.Send(terminal.Input, nil) }
 
 // Close implements io.Closer.
@@ -161,10 +161,10 @@ func (c *console) Close() error {
 	return nil
 }
 
-// TakesInput implements Guest: a machine that does not take input refuses it.
+// TakesInput implements Guest. A machine that does not take input reports that itself.
 func (c *Client) TakesInput() bool { return true }
 
-// sendSizes sends the sizes of a terminal, until sizes is closed or the stream ends.
+// sendSizes sends each new size of the terminal until sizes is closed or the stream ends.
 func (s *stream) sendSizes(sizes <-chan terminal.Size) {
 	for {
 		select {
@@ -185,31 +185,32 @@ func (c *Client) Exec(ctx context.Context, command terminal.Command) (exitCode i
 		return 0, err
 	}
 	defer s.end(os.ErrClosed)
-	if err := s.SendJSON(terminal.Control.Start, commandMessage{command.Args, command.TTY}); err != nil {
+	message := commandMessage{command.Args, command.Env, command.User, command.WorkingDir, command.TTY, command.Stdin == nil}
+	if err := s.SendJSON(terminal.Control.Start, message); err != nil {
 		return 0, err
 	}
 	go s.sendSizes(command.Resize)
 	if command.Stdin != nil {
-		go s.sendFrom(command.Stdin)
-	} else if err := s.Send(terminal.Input, nil); err != nil {
+		go s.sendInput(command.Stdin)
+	} else if err := s.Send(terminal.Input, nil); err != nil { // a machine of an earlier version does not know NoStdin
 		return 0, err
 	}
 	for {
 		channel, content, err := s.Receive()
 		switch {
 		case err != nil && ctx.Err() == nil && !errors.Is(err, errInput):
-			// The kind of the cause could mean that the command may be tried again.
+			// Do not wrap err: its kind could mean that the command may be tried again.
 			return 0, fmt.Errorf("%w: %s", failure.ErrEndUnknown, err.Error())
 		case err != nil:
 			return 0, err
 		case channel == terminal.Control.End:
-			return readEnding(content)
+			return readOutcome(content)
 		}
-		to := map[byte]io.Writer{terminal.Output: command.Stdout, terminal.Errors: command.Stderr}[channel]
-		if to == nil {
+		writer := map[byte]io.Writer{terminal.Output: command.Stdout, terminal.Errors: command.Stderr}[channel]
+		if writer == nil {
 			return 0, fmt.Errorf("%w: %s", failure.ErrEndUnknown, failure.ErrProtocol.Error())
 		}
-		if _, err := to.Write(content); err != nil {
+		if _, err := writer.Write(content); err != nil {
 			return 0, err
 		}
 	}

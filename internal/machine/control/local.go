@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// Local is a machine on this host. It starts and stops on request, where a machine in a pod does so with
-// its container, and knows other machines.
+// Local is a machine on this host. Unlike a machine in a pod, which starts and stops with its container, it
+// is started and stopped through this API, and can connect to other machines.
 type Local struct {
 	Machine Machine
 	Guest   Guest
@@ -31,16 +31,16 @@ type Local struct {
 	Run     Run
 }
 
-// Run is the run of a machine on this host.
+// Run starts and ends the guest of a machine on this host.
 type Run interface {
-	// Start resumes the guest for the first time. It may be repeated.
+	// Start starts the paused guest. After a success, later calls do nothing.
 	Start(ctx context.Context) error
-	// Stop asks the guest to shut down, and ends the run by force after a time; 0 means never. A call with
-	// the ID of the last call changes nothing, so a repeated call does not extend the time.
-	Stop(ctx context.Context, id string, within time.Duration) error
-	// Quit ends the run at once. The disks are consistent if QEMU answers.
+	// Stop asks the guest to shut down, and ends the run by force after gracePeriod; 0 means never. A second
+	// call with the same ID has no effect, so that retries do not extend the grace period.
+	Stop(ctx context.Context, id string, gracePeriod time.Duration) error
+	// Quit ends the run at once. The disks stay consistent if QEMU responds to the quit command.
 	Quit(ctx context.Context) error
-	// Changed returns a channel that is closed when the status is about to change.
+	// Changed returns a channel that is closed at the next change of the status.
 	Changed() <-chan struct{}
 }
 
@@ -52,8 +52,7 @@ const (
 	changesPath = "/v1/changes"
 )
 
-// NewLocalServer returns a server of a machine on this host, for clients with a token. It works until ctx
-// ends.
+// NewLocalServer returns a server of a machine on this host, for clients with a token. The server stops when ctx ends.
 func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	guest := newGuestHandler(m.Guest, failure.InputWithin)
 	mux := newHandler(m.Machine)
@@ -82,28 +81,28 @@ func NewLocalServer(ctx context.Context, token string, m Local) *Server {
 	mux.HandleFunc("POST "+socketsPath, func(w http.ResponseWriter, r *http.Request) { serveSockets(r.Context(), w, m.Network) })
 	mux.HandleFunc("POST "+joinPath, func(w http.ResponseWriter, _ *http.Request) { serveJoin(ctx, w, m.Peer) })
 	mux.HandleFunc("GET "+changesPath, func(w http.ResponseWriter, r *http.Request) { serveChanges(w, r, m.Run) })
-	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, byToken(token, (&fence{}).refuseStale(mux)))}
+	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, requireToken(token, (&fence{}).refuseStale(mux)))}
 }
 
-// epochHeader has the epoch of the leader that calls. A call of no leader has none, and is not compared.
+// epochHeader has the epoch of the calling leader. A caller that is not a leader omits it, and is never fenced.
 const epochHeader = "Drover-Epoch"
 
-// fence remembers the highest epoch of those who have asked for a change.
+// fence remembers the highest epoch of the calls so far.
 type fence struct {
 	mu      sync.Mutex
 	highest uint64
 }
 
-// refuseStale refuses calls of an epoch below the highest, and serves all others. A call may have waited for this program
-// for longer than its leader led.
-func (f *fence) refuseStale(served http.Handler) http.Handler {
+// refuseStale refuses calls with an epoch below the highest. Such a call comes from a former leader, and may have been
+// delayed for a long time before this program received it.
+func (f *fence) refuseStale(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := f.admitEpoch(r.Header.Get(epochHeader))
 		if err != nil {
 			sendAnswer(w, nil, err)
 			return
 		}
-		served.ServeHTTP(w, r)
+		handler.ServeHTTP(w, r)
 	})
 }
 
@@ -124,35 +123,35 @@ func (f *fence) admitEpoch(text string) error {
 	return nil
 }
 
-// byToken serves clients with the token and refuses others.
-func byToken(token string, served http.Handler) http.Handler {
+// requireToken refuses requests without the token.
+func requireToken(token string, handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+token)) != 1 {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
-		served.ServeHTTP(w, r)
+		handler.ServeHTTP(w, r)
 	})
 }
 
-// newHTTPServer returns a server with limits for anyone who can connect.
-func newHTTPServer(ctx context.Context, served http.Handler) *http.Server {
+// newHTTPServer returns a server that limits the time and the header of any request, even without credentials.
+func newHTTPServer(ctx context.Context, handler http.Handler) *http.Server {
 	var http1 http.Protocols
 	http1.SetHTTP1(true)
 	return &http.Server{
-		Handler: served, Protocols: &http1,
+		Handler: handler, Protocols: &http1,
 		ReadHeaderTimeout: headerWithin, ReadTimeout: readWithin, WriteTimeout: CallWithin + headerWithin, IdleTimeout: idleWithin,
 		MaxHeaderBytes: maxHeader, BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog: log.New(io.Discard, "", 0), // clients could fill a log
 	}
 }
 
-// A stream of changes has these bytes after the header of its answer: one for each change, the first at once, and
-// another one as a sign of life. The bytes are sent outside of HTTP, so that each end keeps only the connection.
+// Bytes of a stream of changes. They follow the header of the answer as they are, without HTTP, so that neither side
+// needs memory beyond that of the connection.
 const (
-	signChanged, signAlive = '!', '.'
-	// aliveEvery is the interval between two signs of life. A connection without one for deadAfter is
-	// lost.
+	// changedByte is sent at once and at each change, aliveByte as a heartbeat.
+	changedByte, aliveByte = '!', '.'
+	// aliveEvery is the interval between two heartbeats. A connection without a byte for deadAfter is lost.
 	aliveEvery, deadAfter = 5 * time.Second, 15 * time.Second
 )
 
@@ -171,7 +170,7 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Run) {
 	}()
 	ticker := time.NewTicker(aliveEvery)
 	defer ticker.Stop()
-	for send := takenHead + string(signChanged); ; {
+	for send := hijackedHeader + string(changedByte); ; {
 		next := m.Changed()
 		if conn.SetWriteDeadline(deadlineAfter(sendWithin)) != nil {
 			return
@@ -181,9 +180,9 @@ func serveChanges(w http.ResponseWriter, r *http.Request, m Run) {
 		}
 		select {
 		case <-next:
-			send = string(signChanged)
+			send = string(changedByte)
 		case <-ticker.C:
-			send = string(signAlive)
+			send = string(aliveByte)
 		case <-left:
 			return
 		case <-r.Context().Done():
@@ -207,38 +206,38 @@ func NewLocalClient(token string, dial func(context.Context) (net.Conn, error)) 
 	}
 }
 
-// Start calls Local.Start.
+// Start calls Run.Start.
 func (c *Client) Start(ctx context.Context) error {
 	return c.makeCall(ctx, http.MethodPost, startPath, nil, nil)
 }
 
-// Stop calls Local.Stop.
-func (c *Client) Stop(ctx context.Context, id string, within time.Duration) error {
-	query := "?id=" + id + "&within=" + strconv.FormatInt(within.Milliseconds(), 10)
+// Stop calls Run.Stop.
+func (c *Client) Stop(ctx context.Context, id string, gracePeriod time.Duration) error {
+	query := "?id=" + id + "&within=" + strconv.FormatInt(gracePeriod.Milliseconds(), 10)
 	return c.makeCall(ctx, http.MethodPost, stopPath+query, nil, nil)
 }
 
-// Quit calls Local.Quit.
+// Quit calls Run.Quit.
 func (c *Client) Quit(ctx context.Context) error {
 	return c.makeCall(ctx, http.MethodPost, quitPath, nil, nil)
 }
 
-// SetEpoch sets the epoch of the leader that the following calls are from; 0 is for no leader. A machine answers
-// failure.ErrFenced to an epoch below one that it was called with.
+// SetEpoch sets the leader's epoch for the following calls; 0 means that the caller is not a leader. A machine that was
+// called with a higher epoch answers failure.ErrFenced.
 func (c *Client) SetEpoch(epoch uint64) {
 	if c.header.Del(epochHeader); epoch != 0 {
 		c.header.Set(epochHeader, strconv.FormatUint(epoch, 10))
 	}
 }
 
-// Token returns the token that NewLocalClient was given, "" for another client.
+// Token returns the token that was given to NewLocalClient, or "" if the client is from NewClient.
 func (c *Client) Token() string { return c.token }
 
-// changesEvery is the least time between two changes that Watch reports, since a hostile machine may send
+// changesEvery is the minimum interval between two changes that Watch reports, since a hostile machine may send
 // many.
 const changesEvery = 20 * time.Millisecond
 
-// sleepFor waits for a time, or until ctx ends.
+// sleepFor waits for d, or until ctx ends.
 func sleepFor(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -249,8 +248,8 @@ func sleepFor(ctx context.Context, d time.Duration) {
 }
 
 // Watch calls onChange once the machine is reached, and at each change, until the connection ends. It
-// fails with context.DeadlineExceeded if no sign of life comes. It uses little memory, since many machines
-// are watched.
+// fails with context.DeadlineExceeded if no heartbeat arrives. It needs little memory, since a driver
+// watches many machines.
 func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	conn, err := c.dialer.NetDialContext(ctx, "", "")
 	if err != nil {
@@ -259,7 +258,7 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()
 	head := "GET " + changesPath + " HTTP/1.1\r\nHost: machine\r\nAuthorization: " + c.header.Get("Authorization") + "\r\n\r\n"
-	answer := make([]byte, len(takenHead))
+	answer := make([]byte, len(hijackedHeader))
 	err = conn.SetDeadline(deadlineAfter(deadAfter))
 	if err == nil {
 		_, err = conn.Write([]byte(head))
@@ -270,15 +269,15 @@ func (c *Client) Watch(ctx context.Context, onChange func()) error {
 	switch {
 	case err != nil:
 		return explainError(err)
-	case string(answer) != takenHead:
+	case string(answer) != hijackedHeader:
 		return failure.ErrProtocol
 	}
-	for part := answer[:16]; ; {
+	for buffer := answer[:16]; ; {
 		if err := conn.SetReadDeadline(deadlineAfter(deadAfter)); err != nil {
 			return explainError(err)
 		}
-		n, err := conn.Read(part)
-		if bytes.IndexByte(part[:n], signChanged) >= 0 {
+		n, err := conn.Read(buffer)
+		if bytes.IndexByte(buffer[:n], changedByte) >= 0 {
 			onChange()
 			sleepFor(ctx, changesEvery)
 		}

@@ -26,28 +26,27 @@ import (
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
-// Port is a port of the host that leads to one of the guest.
+// Port is a port of the host that is forwarded to a port of the guest.
 type Port struct {
 	Protocol string `json:"protocol"` // tcp or udp
-	// HostIP is the host's address, empty for all.
+	// HostIP is an address of the host, empty for all addresses.
 	HostIP   string `json:"hostIP,omitempty"`
 	HostPort uint16 `json:"hostPort"`
 	Port     uint16 `json:"port"`
 }
 
-// isValid reports whether a port can have these values.
 func (p Port) isValid() bool {
 	_, err := netip.ParseAddr(p.HostIP)
 	return (p.Protocol == TCP || p.Protocol == UDP) && (p.HostIP == "" || err == nil)
 }
 
-// Listen opens a port of the host for GiveSockets, any free one where its number is 0, and returns the number. Without an
-// address it is open for IPv6 too.
+// Listen opens a listening socket on a port of the host, for GiveSockets, and returns the port's number. A HostPort of 0
+// means any free port. Without a HostIP the socket also accepts IPv6.
 func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err error) {
 	var config net.ListenConfig
 	address := net.JoinHostPort(p.HostIP, strconv.Itoa(int(p.HostPort)))
 	if p.Protocol == UDP {
-		config.Control = askPacketInfo
+		config.Control = requestPacketInfo
 		conn, err := config.ListenPacket(ctx, "udp", address)
 		if err != nil {
 			return nil, 0, err
@@ -63,9 +62,9 @@ func Listen(ctx context.Context, p Port) (socket *os.File, port uint16, err erro
 	return socket, uint16(listener.Addr().(*net.TCPAddr).Port), errors.Join(err, listener.Close()) //nolint:gosec // a port
 }
 
-// askPacketInfo has the kernel say to which address of this host each packet was sent (ip(7), ipv6(7)), so that the answer
-// comes from it. An answer from another one is not taken.
-func askPacketInfo(network, _ string, socket syscall.RawConn) (err error) {
+// requestPacketInfo makes the kernel report the destination address of each packet (ip(7), ipv6(7)). The answer must come
+// from that address, or its receiver drops it.
+func requestPacketInfo(network, _ string, socket syscall.RawConn) (err error) {
 	level, option := unix.IPPROTO_IP, unix.IP_PKTINFO
 	if network == "udp6" {
 		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO
@@ -73,8 +72,8 @@ func askPacketInfo(network, _ string, socket syscall.RawConn) (err error) {
 	return errors.Join(socket.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }), err)
 }
 
-// AnswerInfo returns what to send with an answer to a packet that came with info by a socket of Listen, so that it leaves
-// from the address that the packet was sent to. By which interface is left to the routes.
+// AnswerInfo returns the control message for an answer to a UDP packet that was received with info. It makes the answer
+// leave from the packet's destination address, and clears the interface, which the kernel's routes then choose.
 func AnswerInfo(info []byte) []byte {
 	header, data, _, err := unix.ParseOneSocketControlMessage(info)
 	switch {
@@ -90,7 +89,8 @@ func AnswerInfo(info []byte) []byte {
 	return info
 }
 
-// Revision orders the wanted configurations of a machine's edge. A later leader's comes after all of an earlier one.
+// Revision orders the wanted configurations of a machine's edge. Those of a later leader come after all of an earlier
+// leader.
 type Revision struct {
 	// Epoch is the leader's epoch, and Number grows with each change.
 	Epoch  uint64 `json:"epoch"`
@@ -102,16 +102,16 @@ func (r Revision) IsBefore(other Revision) bool {
 	return cmp.Or(cmp.Compare(r.Epoch, other.Epoch), cmp.Compare(r.Number, other.Number)) < 0
 }
 
-// Next returns the revision of the next change, which a leader of an epoch makes. A change without a leader, whose epoch
-// is 0, keeps the epoch of the last one.
-func (r Revision) Next(leader uint64) Revision {
-	return Revision{Epoch: max(r.Epoch, leader), Number: r.Number + 1}
+// Next returns the revision of the next change. leaderEpoch is 0 if the change is not made by a leader, which keeps the
+// epoch of r.
+func (r Revision) Next(leaderEpoch uint64) Revision {
+	return Revision{Epoch: max(r.Epoch, leaderEpoch), Number: r.Number + 1}
 }
 
-// Wanted describes the edge that a machine should have.
+// Wanted is the configuration that a machine's edge should have.
 type Wanted struct {
 	Revision Revision `json:"revision"`
-	// Ports are the ports of the host that it serves.
+	// Ports are the ports of the host to serve.
 	Ports []Port `json:"ports,omitempty"`
 	// Egress is where the guest may connect to.
 	Egress Egress `json:"egress"`
@@ -121,48 +121,48 @@ type Wanted struct {
 type Network interface {
 	// DialGuest connects to a TCP port of the guest.
 	DialGuest(ctx context.Context, port uint16) (net.Conn, error)
-	// SetWanted changes the wanted configuration of the machine's edge, and returns the ports that it serves: of those that were
-	// wanted before, those that still are. Connections to where the guest may not connect any more are reset. What is
-	// older than what the machine knows changes nothing, and fails with failure.ErrStale.
+	// SetWanted changes the wanted configuration of the machine's edge. It closes ports, and resets connections, that are
+	// no longer allowed, and returns the ports that are still served. It fails with failure.ErrStale if the machine has a
+	// later revision.
 	SetWanted(ctx context.Context, w Wanted) (served []Port, err error)
-	// GiveSockets gives the machine, which cannot open ports, a listening socket for each of some ports. The caller
-	// closes them afterwards. Those that it serves already are left as they are; it fails with failure.ErrStale, and serves
-	// none of them, if they are not of the revision that it knows.
-	GiveSockets(ctx context.Context, of Revision, sockets map[Port]*os.File) error
+	// GiveSockets gives the machine, which cannot open ports itself, a listening socket for each port. The caller closes
+	// the sockets afterwards. Ports that are already served keep their sockets. GiveSockets fails with failure.ErrStale,
+	// and changes nothing, unless revision is the machine's revision.
+	GiveSockets(ctx context.Context, revision Revision, sockets map[Port]*os.File) error
 }
 
 var _ Network = (*Client)(nil)
 
-// Paths of the calls of Network. SetWanted is one of HTTP, and the others take over their connection.
+// Paths of the calls of Network. SetWanted is an HTTP call; the others take over their connection.
 const (
 	dialPath    = "/v1/dial"
 	wantedPath  = "/v1/wanted"
 	socketsPath = "/v1/sockets"
 )
 
-// takenHead is the header of an answer after which the connection leaves HTTP.
-const takenHead = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+// hijackedHeader is the header of the answer that ends HTTP on a connection.
+const hijackedHeader = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 // maxPorts is how many ports a machine has at most.
 const maxPorts = 64
 
-// socketsMessage is the message of a client. The socket of each port comes with it.
+// socketsMessage is the request of GiveSockets. The sockets are sent with it, in the order of Ports.
 type socketsMessage struct {
 	Revision Revision `json:"revision"`
 	Ports    []Port   `json:"ports"`
 }
 
-// servedPorts is the answer to a change of the wanted configuration.
+// servedPorts is the answer of SetWanted.
 type servedPorts struct {
 	Ports []Port `json:"ports,omitempty"`
 }
 
-// areValid reports whether ports can have these values, and are not more than a machine may have.
+// areValid reports whether all ports are valid, and at most maxPorts.
 func areValid(ports []Port) bool {
 	return len(ports) <= maxPorts && !slices.ContainsFunc(ports, func(p Port) bool { return !p.isValid() })
 }
 
-// takeConnection answers a request, after which the connection is the caller's.
+// takeConnection answers a request with hijackedHeader, and returns the connection, which the caller closes.
 func takeConnection(w http.ResponseWriter) (*net.UnixConn, error) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -174,7 +174,7 @@ func takeConnection(w http.ResponseWriter) (*net.UnixConn, error) {
 	}
 	err = taken.SetDeadline(deadlineAfter(sendWithin))
 	if err == nil {
-		_, err = taken.Write([]byte(takenHead))
+		_, err = taken.Write([]byte(hijackedHeader))
 	}
 	if err == nil {
 		err = taken.SetDeadline(time.Time{})
@@ -185,7 +185,7 @@ func takeConnection(w http.ResponseWriter) (*net.UnixConn, error) {
 	return taken, nil
 }
 
-// joinBuffer is how much of a connection to the guest is carried on at a time, in bytes.
+// joinBuffer is the size of the buffers that copy a connection to the guest, in bytes.
 const joinBuffer = 32 << 10
 
 // serveDial connects a client to a port of the guest.
@@ -210,27 +210,27 @@ func serveDial(w http.ResponseWriter, r *http.Request, n Network) {
 	Join(client, guest, joinBuffer)
 }
 
-// Join carries data both ways, with buffers of a size in bytes, until both connections have ended. An end of one
-// direction leaves the other open, and an error resets both.
-func Join(a, b net.Conn, size int) {
-	Carry(a, b, size)
+// Join copies data between two connections in both directions, until both directions have ended, and closes the
+// connections. An end in one direction leaves the other open. An error resets both connections.
+func Join(a, b net.Conn, bufferSize int) {
+	Carry(a, b, bufferSize)
 	_, _ = a.Close(), b.Close()
 }
 
-// Carry is Join for a caller who closes the connections.
-func Carry(a, b net.Conn, size int) {
+// Carry is Join, but does not close the connections.
+func Carry(a, b net.Conn, bufferSize int) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		copyTo(a, b, size)
+		copyDirection(a, b, bufferSize)
 	}()
-	copyTo(b, a, size)
+	copyDirection(b, a, bufferSize)
 	<-done
 }
 
-// copyTo copies what comes from one connection to another.
-func copyTo(writer, reader net.Conn, size int) {
-	_, err := io.CopyBuffer(struct{ io.Writer }{writer}, struct{ io.Reader }{reader}, make([]byte, size))
+// copyDirection copies from reader to writer. It passes on the end of the data, and resets both connections after an error.
+func copyDirection(writer, reader net.Conn, bufferSize int) {
+	_, err := io.CopyBuffer(struct{ io.Writer }{writer}, struct{ io.Reader }{reader}, make([]byte, bufferSize))
 	if half, ok := writer.(interface{ CloseWrite() error }); ok && err == nil {
 		_ = half.CloseWrite()
 		return
@@ -239,7 +239,7 @@ func copyTo(writer, reader net.Conn, size int) {
 	Reset(reader)
 }
 
-// Reset ends a connection so that the other end learns that it was cut off.
+// Reset closes a connection so that the other end gets an error in place of an orderly end.
 func Reset(conn net.Conn) {
 	switch c := conn.(type) {
 	case *net.TCPConn:
@@ -250,7 +250,7 @@ func Reset(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// resetTCP resets a connection (connect(2) with AF_UNSPEC). SO_LINGER could do it too, but confine.DenyStarts denies it.
+// resetTCP resets a connection with connect(2) and AF_UNSPEC. It does not use SO_LINGER, which confine.DenyStarts denies.
 func resetTCP(conn *net.TCPConn) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -262,7 +262,7 @@ func resetTCP(conn *net.TCPConn) {
 	})
 }
 
-// serveSockets gives the machine sockets of ports.
+// serveSockets serves GiveSockets.
 func serveSockets(ctx context.Context, w http.ResponseWriter, n Network) {
 	conn, err := takeConnection(w)
 	if err != nil {
@@ -283,10 +283,10 @@ func serveSockets(ctx context.Context, w http.ResponseWriter, n Network) {
 		}
 		err = n.GiveSockets(ctx, m.Revision, sockets)
 	}
-	_ = SendMessage(conn, ending{Failure: failure.NameOf(err)})
+	_ = SendMessage(conn, outcome{Failure: failure.NameOf(err)})
 }
 
-// CloseFiles closes files whose errors do not matter, such as those that were passed to another process.
+// CloseFiles closes files, and ignores errors, such as of files that were passed to another process.
 func CloseFiles(files ...*os.File) {
 	for _, f := range files {
 		_ = f.Close()
@@ -317,14 +317,14 @@ func (c *Client) GiveSockets(ctx context.Context, revision Revision, sockets map
 	for p, f := range sockets {
 		m.Ports, files = append(m.Ports, p), append(files, f)
 	}
-	var answer ending
+	var answer outcome
 	if err := c.exchangeMessage(ctx, socketsPath, m, &answer, files...); err != nil {
 		return err
 	}
 	return failure.ByName(answer.Failure)
 }
 
-// takeOver makes a request and returns its connection once that has left HTTP.
+// takeOver makes a request, and returns the connection after hijackedHeader.
 func (c *Client) takeOver(ctx context.Context, method, path string) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, CallWithin+connectWithin)
 	defer cancel()
@@ -343,20 +343,20 @@ func (c *Client) takeOver(ctx context.Context, method, path string) (*net.UnixCo
 	_ = c.header.Write(&head)
 	_, err = conn.Write(append(head.Bytes(), "\r\n"...))
 	if err == nil {
-		err = readTakenHead(conn)
+		err = readHijackedHeader(conn)
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	if !stop() { // its deadline was changed
+	if !stop() { // ctx has ended, and set a deadline on conn
 		return nil, errors.Join(explainError(ctx.Err()), conn.Close())
 	}
 	return taken, nil
 }
 
-// readTakenHead reads exactly the header of an answer, or the answer of a machine that refuses.
-func readTakenHead(reader io.Reader) error {
-	head := make([]byte, 0, len(takenHead))
+// readHijackedHeader reads exactly hijackedHeader. If the machine refuses the request, it returns the failure in the answer.
+func readHijackedHeader(reader io.Reader) error {
+	head := make([]byte, 0, len(hijackedHeader))
 	for !bytes.HasSuffix(head, []byte("\r\n\r\n")) {
 		var b [1]byte
 		if _, err := io.ReadFull(reader, b[:]); err != nil {
@@ -366,7 +366,7 @@ func readTakenHead(reader io.Reader) error {
 			return failure.ErrProtocol
 		}
 	}
-	if string(head) == takenHead {
+	if string(head) == hijackedHeader {
 		return nil
 	}
 	response, err := http.ReadResponse(bufio.NewReader(io.MultiReader(bytes.NewReader(head), io.LimitReader(reader, maxAnswer))), nil)

@@ -23,17 +23,17 @@ import (
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
-// Switchboard connects a machine to others of its host.
+// Switchboard connects a machine to the other machines of its host.
 type Switchboard interface {
 	// Lookup returns the address of a machine by its name, or by name.namespace.
 	Lookup(ctx context.Context, name string) (netip.Addr, error)
-	// Dial connects to a port of a machine, from a port of the machine that asks. The caller closes the socket.
-	Dial(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (*os.File, error)
+	// Dial connects from sourcePort of the calling machine to another machine. The caller closes the socket.
+	Dial(ctx context.Context, protocol string, sourcePort uint16, destination netip.AddrPort) (*os.File, error)
 }
 
-// Peer is a machine that others connect to.
+// Peer is a machine to which other machines connect.
 type Peer interface {
-	// Accept takes a connection of another machine to a port of the guest. The caller closes the socket.
+	// Accept accepts a connection from another machine to a port of the guest. The caller closes the socket.
 	Accept(ctx context.Context, c PeerConn, socket *os.File) error
 	// Join gives the machine a link to a switchboard. It returns once the link has ended.
 	Join(link *PeerLink)
@@ -42,13 +42,12 @@ type Peer interface {
 // PeerConn is a connection of one machine to another.
 type PeerConn struct {
 	Protocol string `json:"protocol"` // tcp, udp or icmp
-	// From is the address and port of the machine that connects, and To the address and port that it connects to. For
-	// pings the port of From is their identifier.
+	// From is the source, and To the destination. For pings the port of From is the ICMP identifier.
 	From netip.AddrPort `json:"from"`
 	To   netip.AddrPort `json:"to"`
 }
 
-// ConnectPeers returns two connected sockets, an end for each of two machines: a stream for TCP, and packets for others.
+// ConnectPeers returns two connected sockets, one for each machine: a stream for TCP, and packets for UDP and ICMP.
 func ConnectPeers(protocol string) (here, there *os.File, err error) {
 	kind := unix.SOCK_STREAM
 	if protocol != TCP {
@@ -66,37 +65,37 @@ func SocketPair(kind int) (here, there *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "peer"), os.NewFile(uintptr(fds[1]), "peer"), nil
 }
 
-// joinPath is the path of the call of Peer. It takes over its connection.
+// joinPath is the path of Peer.Join. The call takes over its connection.
 const joinPath = "/v1/join"
 
-// Limits of the requests of others: a guest asks through its names and connections.
+// Limits of calls over a link. Guests cause these calls by their DNS queries and connections.
 const (
-	// maxMessage limits a message, in bytes. That of 32 ports, which a machine has at most, is the longest.
+	// maxMessage limits a message, in bytes. The longest has 32 ports, the most that a machine may have.
 	maxMessage = 4 << 10
-	// maxPeerCalls is how many calls over a link wait for an answer, and are answered at a time. The queue of a socket has
-	// room for all of them. peerCallsASecond is how many a machine may make in the long run: each takes
-	// some 0.1 ms of the switchboard, which all machines share.
+	// maxPeerCalls limits the calls of a link that wait for an answer: the queue of a socket has room for all of them.
+	// peerCallsASecond limits the mean rate of a machine's calls, since each takes some 0.1 ms of the switchboard, which
+	// all machines share.
 	maxPeerCalls, peerCallsASecond = 256, 1000
-	// callSendWithin is how long a call or an answer may take to be sent: only an end that does not read takes longer.
+	// callSendWithin limits the time to send a call or an answer. Only an end that does not read exceeds it.
 	callSendWithin = time.Second
 )
 
-// peerCall is a call over a link: for an address by a name, or with a connection.
+// peerCall is a call over a link: Lookup if it has a name, or else Dial or Accept.
 type peerCall struct {
 	ID   uint64    `json:"id"`
 	Name string    `json:"name,omitempty"`
 	Conn *PeerConn `json:"conn,omitempty"`
 }
 
-// peerAnswer is the answer.
+// peerAnswer is the answer to a peerCall.
 type peerAnswer struct {
 	ID      uint64     `json:"id"`
 	Address netip.Addr `json:"address,omitzero"`
 	Failure string     `json:"failure,omitempty"`
 }
 
-// SendMessage sends a value with its length before it, and sockets as SCM_RIGHTS with its first byte. It sends all at
-// once, since each packet takes a place in the queue of the socket, however small it is.
+// SendMessage sends the length of a value, the value, and sockets as SCM_RIGHTS. It tries to send all in one call, since
+// each call takes a place in the queue of the socket.
 func SendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -118,24 +117,24 @@ func SendMessage(conn *net.UnixConn, value any, sockets ...*os.File) error {
 	return err
 }
 
-// ReceiveMessage receives a value, and at most so many sockets, which the caller closes, also after an error.
-func ReceiveMessage(conn *net.UnixConn, message any, mostSockets int) (sockets []*os.File, err error) {
+// ReceiveMessage receives a value, and at most maxSockets sockets. The caller closes the sockets, even after an error.
+func ReceiveMessage(conn *net.UnixConn, message any, maxSockets int) (sockets []*os.File, err error) {
 	var length [4]byte
-	rights := make([]byte, unix.CmsgSpace(4*mostSockets))
+	rights := make([]byte, unix.CmsgSpace(4*maxSockets))
 	n, rightsBytes, _, _, err := conn.ReadMsgUnix(length[:], rights)
 	if err != nil {
 		return nil, err
 	}
 	messages, err := unix.ParseSocketControlMessage(rights[:rightsBytes])
-	for _, one := range messages {
-		fds, parseErr := unix.ParseUnixRights(&one)
+	for _, controlMessage := range messages {
+		fds, parseErr := unix.ParseUnixRights(&controlMessage)
 		err = errors.Join(err, parseErr)
 		for _, fd := range fds {
 			unix.CloseOnExec(fd)
 			sockets = append(sockets, os.NewFile(uintptr(fd), "socket"))
 		}
 	}
-	if err == nil && len(sockets) > mostSockets { // the kernel rounds the room for them up
+	if err == nil && len(sockets) > maxSockets { // CmsgSpace rounds up, so there may be room for one more
 		err = errRequest
 	}
 	if err == nil {
@@ -154,10 +153,10 @@ func ReceiveMessage(conn *net.UnixConn, message any, mostSockets int) (sockets [
 
 // ReceiveLink receives a message with the two sockets of a link.
 func ReceiveLink(conn *net.UnixConn, message any) (calls, accepts *net.UnixConn, err error) {
-	const ends = 2
-	files, err := ReceiveMessage(conn, message, ends)
+	const linkSockets = 2
+	files, err := ReceiveMessage(conn, message, linkSockets)
 	defer CloseFiles(files...)
-	if err != nil || len(files) != ends {
+	if err != nil || len(files) != linkSockets {
 		return nil, nil, cmp.Or(err, errRequest)
 	}
 	if calls, err = unixConn(files[0]); err != nil {
@@ -169,7 +168,7 @@ func ReceiveLink(conn *net.UnixConn, message any) (calls, accepts *net.UnixConn,
 	return calls, accepts, nil
 }
 
-// unixConn returns the connection of a Unix socket, which the caller closes as well.
+// unixConn returns a connection for a Unix socket. The caller closes both.
 func unixConn(f *os.File) (*net.UnixConn, error) {
 	conn, err := net.FileConn(f)
 	if err != nil {
@@ -181,7 +180,7 @@ func unixConn(f *os.File) (*net.UnixConn, error) {
 	return nil, errors.Join(errRequest, conn.Close())
 }
 
-// PeerLink is one end of a link, over which calls are made: by a machine to its switchboard, or by that to the machine.
+// PeerLink is the calling end of a link: a machine calls its switchboard, or a switchboard calls a machine.
 type PeerLink struct {
 	conn *net.UnixConn
 
@@ -197,7 +196,7 @@ type linkAnswer struct {
 	socket *os.File
 }
 
-// NewPeerLink returns the end that makes calls, which somebody has to Follow.
+// NewPeerLink returns the calling end of a link. The caller runs Follow, which receives the answers.
 func NewPeerLink(conn *net.UnixConn) *PeerLink {
 	return &PeerLink{conn: conn, waiting: map[uint64]chan<- linkAnswer{}}
 }
@@ -215,22 +214,22 @@ func (l *PeerLink) Follow() {
 		if len(sockets) > 0 {
 			answer.socket = sockets[0]
 		}
-		if !l.deliverAnswer(answer) { // the caller has given up
+		if !l.deliverAnswer(answer) { // the caller no longer waits
 			CloseFiles(sockets...)
 		}
 	}
 }
 
-// deliverAnswer gives an answer to its caller, and reports whether there is one.
+// deliverAnswer passes an answer to its caller, and reports whether the caller still waits.
 func (l *PeerLink) deliverAnswer(answer linkAnswer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	to := l.waiting[answer.ID]
-	if to == nil {
+	caller := l.waiting[answer.ID]
+	if caller == nil {
 		return false
 	}
 	delete(l.waiting, answer.ID)
-	to <- answer // which has room for it
+	caller <- answer // the channel has room for one answer
 	return true
 }
 
@@ -240,13 +239,13 @@ func (l *PeerLink) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.isOver = true
-	for id, to := range l.waiting {
-		close(to)
+	for id, caller := range l.waiting {
+		close(caller)
 		delete(l.waiting, id)
 	}
 }
 
-// makeCall makes a call, with the sockets that go with it, and waits for its answer.
+// makeCall sends a call with sockets, and waits for the answer.
 func (l *PeerLink) makeCall(ctx context.Context, c peerCall, sockets ...*os.File) (linkAnswer, error) {
 	answered := make(chan linkAnswer, 1)
 	l.mu.Lock()
@@ -260,7 +259,7 @@ func (l *PeerLink) makeCall(ctx context.Context, c peerCall, sockets ...*os.File
 	_ = l.conn.SetWriteDeadline(deadlineAfter(callSendWithin))
 	err := SendMessage(l.conn, c, sockets...)
 	l.mu.Unlock()
-	if err != nil { // a part of it may have been sent
+	if err != nil { // a part of the message may have been sent
 		l.Close()
 		return linkAnswer{}, failure.ErrUnreachable
 	}
@@ -276,7 +275,7 @@ func (l *PeerLink) makeCall(ctx context.Context, c peerCall, sockets ...*os.File
 	}
 }
 
-// forgetCall drops a call, and the socket of an answer that has come meanwhile.
+// forgetCall stops waiting for an answer, and closes the socket of an answer that has just arrived.
 func (l *PeerLink) forgetCall(id uint64, answered <-chan linkAnswer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -330,7 +329,7 @@ func ServeSwitchboard(ctx context.Context, conn *net.UnixConn, board Switchboard
 	})
 }
 
-// ServePeer answers a switchboard's calls, each by accept, which is Peer.Accept, until the connection or ctx ends.
+// ServePeer answers a switchboard's calls with accept, which is Peer.Accept, until the connection or ctx ends.
 func ServePeer(ctx context.Context, conn *net.UnixConn, accept func(context.Context, PeerConn, *os.File) error) error {
 	return serveLink(ctx, conn, rate.Inf, func(ctx context.Context, call peerCall, socket *os.File) (netip.Addr, *os.File, error) {
 		if call.Conn == nil || socket == nil {
@@ -340,8 +339,8 @@ func ServePeer(ctx context.Context, conn *net.UnixConn, accept func(context.Cont
 	})
 }
 
-// serveLink answers calls until the connection or ctx ends. A call and an answer may each have a socket. The answer's is
-// closed once it was sent.
+// serveLink answers calls until the connection or ctx ends. A call and an answer may each have a socket. serveLink closes
+// both.
 func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit, answer func(context.Context, peerCall, *os.File) (netip.Addr, *os.File, error)) error {
 	defer func() { _ = conn.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
@@ -356,30 +355,30 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 	}
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	places, pace := make(chan struct{}, maxPeerCalls), rate.NewLimiter(callsASecond, maxPeerCalls)
+	places, limiter := make(chan struct{}, maxPeerCalls), rate.NewLimiter(callsASecond, maxPeerCalls)
 	for {
 		var call peerCall
-		given, err := ReceiveMessage(conn, &call, 1)
+		sockets, err := ReceiveMessage(conn, &call, 1)
 		if err == nil {
-			err = pace.Wait(ctx)
+			err = limiter.Wait(ctx)
 		}
 		if err != nil {
-			CloseFiles(given...)
+			CloseFiles(sockets...)
 			return explainError(err)
 		}
 		select {
 		case places <- struct{}{}:
-		default: // more than the other end may make
-			CloseFiles(given...)
+		default: // the other end exceeds maxPeerCalls
+			CloseFiles(sockets...)
 			send(call.ID, netip.Addr{}, failure.ErrFailed)
 			continue
 		}
 		calls.Go(func() {
 			defer func() { <-places }()
-			defer CloseFiles(given...)
+			defer CloseFiles(sockets...)
 			ctx, cancel := context.WithTimeout(ctx, CallWithin)
 			defer cancel()
-			address, socket, err := answer(ctx, call, firstOf(given))
+			address, socket, err := answer(ctx, call, firstFile(sockets))
 			if socket == nil {
 				send(call.ID, address, err)
 				return
@@ -390,14 +389,15 @@ func serveLink(ctx context.Context, conn *net.UnixConn, callsASecond rate.Limit,
 	}
 }
 
-func firstOf(files []*os.File) *os.File {
+// firstFile returns the first file, nil if there is none.
+func firstFile(files []*os.File) *os.File {
 	if len(files) == 0 {
 		return nil
 	}
 	return files[0]
 }
 
-// serveJoin gives the machine a link of two sockets: one for calls from it, and one for calls to it.
+// serveJoin serves Client.Join: it receives two sockets, one for calls of the machine and one for calls to it.
 func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 	conn, err := takeConnection(w)
 	if err != nil {
@@ -420,7 +420,7 @@ func serveJoin(ctx context.Context, w http.ResponseWriter, p Peer) {
 	_ = SendMessage(conn, peerAnswer{Failure: failure.NameOf(err)})
 }
 
-// Join gives the machine a link to a switchboard, by a socket for its calls and one for those to it.
+// Join gives the machine a link to a switchboard: calls is a socket for calls of the machine, accepts for calls to it.
 func (c *Client) Join(ctx context.Context, calls, accepts *os.File) error {
 	var answer peerAnswer
 	if err := c.exchangeMessage(ctx, joinPath, struct{}{}, &answer, calls, accepts); err != nil {
@@ -440,9 +440,9 @@ func (c *Client) exchangeMessage(ctx context.Context, path string, message, answ
 	_ = conn.SetDeadline(deadlineAfter(CallWithin))
 	err = SendMessage(conn, message, sockets...)
 	if err == nil {
-		var none []*os.File
-		none, err = ReceiveMessage(conn, answer, 1)
-		CloseFiles(none...)
+		var unexpected []*os.File
+		unexpected, err = ReceiveMessage(conn, answer, 1)
+		CloseFiles(unexpected...)
 	}
 	if err != nil {
 		return explainError(err)

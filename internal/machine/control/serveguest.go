@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// Paths of the streams, which are WebSockets, and of calls.
+// Paths of the console and of exec, which are WebSockets, and of calls.
 const (
 	consolePath    = "/v1/console"
 	execPath       = "/v1/exec"
@@ -24,21 +24,19 @@ const (
 	networkPath    = "/v1/network"
 )
 
-// maxStreams limits the streams of a machine.
-const maxStreams = 32
-
 var upgrader = websocket.Upgrader{ReadBufferSize: 4 << 10, WriteBufferSize: terminal.ChunkSize + 1}
 
 // guestHandler serves the calls and streams of Guest.
 type guestHandler struct {
 	guest       Guest
 	inputWithin time.Duration
-	streams     chan struct{} // has one value for each open stream
+	streams     chan struct{} // a semaphore with failure.MaxStreams places
 }
 
-// newGuestHandler returns a handler of Guest. The input of a command has to end within a time.
+// newGuestHandler returns a handler of Guest. If commands do not take input while they run, their input must
+// end within inputWithin.
 func newGuestHandler(g Guest, inputWithin time.Duration) http.Handler {
-	h := &guestHandler{g, inputWithin, make(chan struct{}, maxStreams)}
+	h := &guestHandler{g, inputWithin, make(chan struct{}, failure.MaxStreams)}
 	mux := http.NewServeMux()
 	handleCall(mux, "GET "+interfacesPath, func(r *http.Request) (any, error) { return g.Interfaces(r.Context()) })
 	handleCall(mux, "GET "+networkPath, func(r *http.Request) (any, error) { return g.NetworkStatistics(r.Context()) })
@@ -47,7 +45,7 @@ func newGuestHandler(g Guest, inputWithin time.Duration) http.Handler {
 	return mux
 }
 
-// limitStreams refuses streams beyond maxStreams.
+// limitStreams refuses streams beyond failure.MaxStreams.
 func (h *guestHandler) limitStreams(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -55,7 +53,7 @@ func (h *guestHandler) limitStreams(serve http.HandlerFunc) http.HandlerFunc {
 			defer func() { <-h.streams }()
 			serve(w, r)
 		default:
-			sendAnswer(w, nil, failure.ErrBusy)
+			sendAnswer(w, nil, failure.ErrTooManyStreams)
 		}
 	}
 }
@@ -74,12 +72,12 @@ func (h *guestHandler) serveConsole(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	context.AfterFunc(s.ctx, cancel) //nolint:contextcheck // it is the request's
+	context.AfterFunc(s.ctx, cancel) //nolint:contextcheck // s.ctx is derived from the request's context
 	go s.ServeInput(console, nil)
 	s.finish(0, terminal.Copy(s.Writer(terminal.Output), console))
 }
 
-// serveExec runs a command whose arguments, input and output pass through a stream.
+// serveExec runs a command, whose arguments, input and output are messages of the stream.
 func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 	s, ok := upgradeToStream(r.Context(), w, r)
 	if !ok {
@@ -91,16 +89,21 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	stdin, input := io.Pipe()
-	if !h.guest.TakesInput() {
+	if !message.NoStdin && !h.guest.TakesInput() {
 		defer time.AfterFunc(h.inputWithin, func() { _ = input.CloseWithError(failure.ErrInputOpen) }).Stop()
 	}
 	sizes := make(chan terminal.Size, 1)
 	command := terminal.Command{
-		Args: message.Args, TTY: message.TTY, Resize: sizes,
-		Stdin: stdin, Stdout: s.Writer(terminal.Output), Stderr: s.Writer(terminal.Errors),
+		Args: message.Args, Env: message.Env, User: message.User, WorkingDir: message.WorkingDir, TTY: message.TTY, Resize: sizes,
+		Stdout: s.Writer(terminal.Output), Stderr: s.Writer(terminal.Errors),
+	}
+	if message.NoStdin {
+		_ = stdin.Close()
+	} else {
+		command.Stdin = stdin
 	}
 	go s.ServeInput(input, sizes)
-	code, err := h.guest.Exec(s.ctx, command) //nolint:contextcheck // it is the request's
+	code, err := h.guest.Exec(s.ctx, command) //nolint:contextcheck // s.ctx is derived from the request's context
 	_ = stdin.Close()                         // discard further input
 	s.finish(code, err)
 }
@@ -109,7 +112,7 @@ func (h *guestHandler) serveExec(w http.ResponseWriter, r *http.Request) {
 func upgradeToStream(ctx context.Context, w http.ResponseWriter, r *http.Request) (*stream, bool) {
 	ws, err := upgrader.Upgrade(w, r, nil)
 	if err != nil {
-		return nil, false // the client has its answer
+		return nil, false // Upgrade has sent the error to the client
 	}
 	return newStream(ctx, ws, maxInput), true
 }

@@ -20,55 +20,55 @@ import (
 )
 
 const (
-	// maxConnections limits the open connections. It leaves room for calls beside the streams.
-	maxConnections = 16 + maxStreams
-	// headerWithin limits a handshake, and then the header of a request. readWithin limits a whole request, and
-	// idleWithin the time between two.
+	// maxConnections limits open connections: failure.MaxStreams for streams, plus 16 for calls.
+	maxConnections = 16 + failure.MaxStreams
+	// headerWithin limits the TLS handshake, and separately the reading of a request's header. readWithin limits the
+	// reading of a whole request, and idleWithin the time between two requests.
 	headerWithin, readWithin, idleWithin = 5 * time.Second, 10 * time.Second, 30 * time.Second
 )
 
-// Server serves a machine.
+// Server serves the control API of a machine.
 type Server struct {
-	ctx     context.Context // of the requests
+	ctx     context.Context // ends the server
 	http    *http.Server
 	isLocal bool
 }
 
-// NewServer returns a server of a machine and its guest. It works until ctx ends.
+// NewServer returns a server of a machine and its guest. It ends with ctx.
 func NewServer(ctx context.Context, c Credentials, m Machine, g Guest) (*Server, error) {
-	config, guest, err := c.serverConfig()
+	config, guestCA, err := c.serverConfig()
 	if err != nil {
 		return nil, err
 	}
-	server := newHTTPServer(ctx, byAuthority(guest, newGuestHandler(g, failure.InputWithin), newHandler(m)))
+	server := newHTTPServer(ctx, routeByCA(guestCA, newGuestHandler(g, failure.InputWithin), newHandler(m)))
 	server.TLSConfig = config
 	return &Server{ctx: ctx, http: server}, nil
 }
 
-// NewProbeServer returns a server of Machine.Probe alone, for other programs of the machine's container. It works until
-// ctx ends. NewLocalClient makes its clients, which need no token.
+// NewProbeServer returns a server that serves only Machine.Probe, for Drover's other programs in the machine's container.
+// It ends with ctx. To connect to it, use NewLocalClient with an empty token.
 func NewProbeServer(ctx context.Context, m Machine) *Server {
 	mux := http.NewServeMux()
 	handleProbe(mux, m)
 	return &Server{ctx: ctx, isLocal: true, http: newHTTPServer(ctx, mux)}
 }
 
-// byAuthority serves the clients of the guest's authority by one handler, and all others by another.
-func byAuthority(guest *x509.Certificate, guests, rest http.Handler) http.Handler {
+// routeByCA passes requests of clients whose certificate guestCA issued to guestHandler, and others to machineHandler.
+func routeByCA(guestCA *x509.Certificate, guestHandler, machineHandler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		chain := r.TLS.VerifiedChains[0]
-		if chain[len(chain)-1].Equal(guest) {
-			guests.ServeHTTP(w, r)
+		if chain[len(chain)-1].Equal(guestCA) {
+			guestHandler.ServeHTTP(w, r)
 			return
 		}
-		rest.ServeHTTP(w, r)
+		machineHandler.ServeHTTP(w, r)
 	})
 }
 
-// Serve serves on a listener until its context ends. It closes connections from addresses of this host,
-// since QEMU's network makes these for the guest. They do not count as connections, so that a guest cannot
-// keep others away. A local server accepts all connections, and any number:
-// only Drover can make some.
+// Serve serves on a listener until the server's context ends. It closes connections from addresses of this
+// host, which the guest could make through the network of its pod. They do not count towards maxConnections,
+// so that a guest cannot keep other clients away. A local server applies neither rule, since only Drover's
+// programs can connect to its listener.
 func (s *Server) Serve(listener net.Listener) error {
 	if s.isLocal {
 		defer context.AfterFunc(s.ctx, func() { _ = s.http.Close() })()
@@ -101,24 +101,24 @@ func (l outsideListener) Accept() (net.Conn, error) {
 	}
 }
 
-// isOutside reports whether an address is of another host. Without a list of this host's addresses, none
-// counts as such.
+// isOutside reports whether an address belongs to another host. It reports false if this host's addresses are
+// unknown.
 func (l outsideListener) isOutside(remote net.Addr) bool {
-	from, ok := addressOf(remote)
-	if !ok || from.IsLoopback() {
+	remoteIP, ok := ipOf(remote)
+	if !ok || remoteIP.IsLoopback() {
 		return false
 	}
 	all, err := l.addresses()
 	for _, a := range all {
-		if own, ok := addressOf(a); ok && own == from {
+		if own, ok := ipOf(a); ok && own == remoteIP {
 			return false
 		}
 	}
 	return err == nil
 }
 
-// addressOf returns the IP address of one end of a connection, or of an interface.
-func addressOf(a net.Addr) (netip.Addr, bool) {
+// ipOf returns the IP address of one end of a connection, or of an interface.
+func ipOf(a net.Addr) (netip.Addr, bool) {
 	var ip net.IP
 	switch a := a.(type) {
 	case *net.TCPAddr:
@@ -130,7 +130,7 @@ func addressOf(a net.Addr) (netip.Addr, bool) {
 	return address.Unmap(), ok
 }
 
-// newHandler returns a handler of the calls of Machine.
+// newHandler returns a handler for the methods of Machine.
 func newHandler(m Machine) *http.ServeMux {
 	mux := http.NewServeMux()
 	handleCall(mux, "GET "+statusPath, func(r *http.Request) (any, error) { return m.Status(r.Context()) })
@@ -164,7 +164,7 @@ func handleProbe(mux *http.ServeMux, m Machine) {
 	})
 }
 
-// handleCall serves a call whose request and answer are small.
+// handleCall registers a call. A request may be at most maxRequest bytes long, and take at most CallWithin.
 func handleCall(mux *http.ServeMux, pattern string, call func(*http.Request) (any, error)) {
 	mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), CallWithin)
@@ -176,7 +176,7 @@ func handleCall(mux *http.ServeMux, pattern string, call func(*http.Request) (an
 	})
 }
 
-// readRequest reads the body of a request.
+// readRequest decodes the body of r into request.
 func readRequest(r *http.Request, request any) error {
 	decoder := json.NewDecoder(r.Body)
 	decoder.DisallowUnknownFields()
@@ -187,20 +187,20 @@ func readRequest(r *http.Request, request any) error {
 }
 
 // errRequest means that the request of a client is invalid.
-var errRequest = errors.New("the request is not understood")
+var errRequest = errors.New("the request is invalid")
 
-// sendAnswer sends an answer, or only the name of an error.
+// sendAnswer sends an answer, or the name of an error without its text.
 func sendAnswer(w http.ResponseWriter, answer any, err error) {
 	code := http.StatusOK
 	switch {
 	case errors.Is(err, errRequest):
 		code, answer = http.StatusBadRequest, nil
 	case err != nil:
-		code, answer = http.StatusUnprocessableEntity, ending{Failure: failure.NameOf(err)}
+		code, answer = http.StatusUnprocessableEntity, outcome{Failure: failure.NameOf(err)}
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	if answer != nil {
-		_ = json.NewEncoder(w).Encode(answer) // after an error the client finds the answer incomplete
+		_ = json.NewEncoder(w).Encode(answer) // the client notices an incomplete answer
 	}
 }

@@ -19,26 +19,31 @@ import (
 )
 
 const (
-	// maxOutput is more than a machine sends in a message. maxInput is more than a client sends, whose first
-	// message has a command.
+	// maxOutput limits messages from a machine, and maxInput messages from a client, which may have a long
+	// command.
 	maxOutput, maxInput = 32 << 10, 256 << 10
 	// sendWithin limits how long a message may wait for the other end to read.
 	sendWithin = 30 * time.Second
 )
 
-// commandMessage is a command that is to be run, the first message to the machine.
+// commandMessage is the first message to the machine: the command to run.
 type commandMessage struct {
-	Args []string `json:"args"`
-	TTY  bool     `json:"tty,omitempty"`
+	Args       []string `json:"args"`
+	Env        []string `json:"env,omitempty"`
+	User       string   `json:"user,omitempty"`
+	WorkingDir string   `json:"workingDir,omitempty"`
+	TTY        bool     `json:"tty,omitempty"`
+	// NoStdin is set if the command gets no input. A client of an earlier version sets it never, and ends the input at once.
+	NoStdin bool `json:"noStdin,omitempty"`
 }
 
-// ending is how a stream has ended, the last message from the machine.
-type ending struct {
+// outcome is the last message of a stream from the machine, and the body of the answer to a call that failed.
+type outcome struct {
 	ExitCode int    `json:"exitCode,omitempty"`
 	Failure  string `json:"failure,omitempty"`
 }
 
-// stream is one end of a stream.
+// stream is one end of a console or of a command over a WebSocket.
 type stream struct {
 	*terminal.Stream
 
@@ -46,8 +51,8 @@ type stream struct {
 	end context.CancelCauseFunc
 }
 
-// newStream returns one end of a stream over a WebSocket. It ends with ctx, and refuses larger messages
-// than maxMessage.
+// newStream returns one end of a stream. The stream ends with ctx, or with a message that is larger than
+// maxMessage.
 func newStream(ctx context.Context, ws *websocket.Conn, maxMessage int64) *stream {
 	ctx, end := context.WithCancelCause(ctx)
 	context.AfterFunc(ctx, func() { _ = ws.Close() })
@@ -57,14 +62,14 @@ func newStream(ctx context.Context, ws *websocket.Conn, maxMessage int64) *strea
 	})}
 }
 
-// deadlineAfter returns a deadline for the connection, which the system's clock measures.
-func deadlineAfter(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // see above
+// deadlineAfter returns a deadline for a connection.
+func deadlineAfter(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // the kernel measures deadlines by the system's clock
 
 // errInput means that the input of a command could not be read.
 var errInput = errors.New("reading the input of the command")
 
-// sendFrom sends all that it reads, and then the end of the input. A failure to read ends the stream.
-func (s *stream) sendFrom(reader io.Reader) {
+// sendInput sends the content of reader, and then the end of the input. A failure to read ends the stream.
+func (s *stream) sendInput(reader io.Reader) {
 	if err := terminal.Copy(s.Writer(terminal.Input), reader); err != nil {
 		s.end(fmt.Errorf("%w: %w", errInput, err))
 		return
@@ -72,21 +77,21 @@ func (s *stream) sendFrom(reader io.Reader) {
 	_ = s.Send(terminal.Input, nil)
 }
 
-// finish sends how the stream has ended. A connection ends its stream.
+// finish sends the outcome, and waits for the client to close the connection.
 func (s *stream) finish(code int, err error) {
-	text, _ := json.Marshal(ending{code, failure.NameOf(err)}) // a number and a word
+	text, _ := json.Marshal(outcome{code, failure.NameOf(err)}) // never fails
 	s.Finish(text)
 }
 
-// readEnding returns the exit code or the failure of an ending.
-func readEnding(content []byte) (exitCode int, err error) {
-	var e ending
-	if json.Unmarshal(content, &e) != nil {
+// readOutcome returns the exit code or the failure of an outcome.
+func readOutcome(content []byte) (exitCode int, err error) {
+	var o outcome
+	if json.Unmarshal(content, &o) != nil {
 		return 0, failure.ErrProtocol
 	}
-	err = failure.ByName(e.Failure)
+	err = failure.ByName(o.Failure)
 	if errors.Is(err, failure.ErrProtocol) {
 		return 0, err
 	}
-	return e.ExitCode, err
+	return o.ExitCode, err
 }

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package converter converts container images to the roots of machines in a process that can do
-// nothing else, since all that it reads comes from strangers. The process is drover-machine, which
-// is started confined, as a separate user if Drover is root. It gets the layers over a pipe, sends its output over
-// another one, and can open, connect, start and signal nothing.
+// Package converter converts container images to root file systems of machines. Images are not trusted,
+// so it does that in a confined process, drover-machine, which runs as a separate user if Drover is root.
+// The process receives the layers over a pipe, and sends its output over another one. It cannot open
+// files, connect, start programs or send signals.
 //
-// Start with Converter.Convert. Main (main.go) is the process. What is converted and how is in
-// package rootfs.
+// Start with Converter.Convert. Main (main.go) runs in the process. Package rootfs has the conversion
+// itself.
 package converter
 
 import (
@@ -28,34 +28,34 @@ import (
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
-// Command is the argument of the program.
+// Command is the argument of drover-machine that runs Main.
 const Command = "convert-image"
 
-// Descriptors of the program, beside the standard streams: the layers arrive on its standard input,
-// and the result goes to its standard output. The writes to the root go to outputFD.
+// Descriptors of the process. outputFD receives the content of the root file system. The layers arrive on
+// standard input, and the result goes to standard output.
 const (
 	outputFD = iota + 3
 	programFD
 )
 
 const (
-	// maxResult and maxErrors bound how much of the program's output is read.
+	// maxResult and maxErrors bound how much of standard output and standard error is kept.
 	maxResult = 16 << 10
 	maxErrors = 4 << 10
-	// pipeSize is how much the program may be behind.
+	// pipeSize is how many bytes each pipe buffers.
 	pipeSize = 1 << 20
 )
 
-// Converter starts the program.
+// Converter converts images.
 type Converter struct {
-	// Program returns the program, which is executed by its descriptor.
+	// Program returns drover-machine, which is executed through its descriptor.
 	Program func() (*os.File, error)
-	// StartAs calls start with the user that the program runs as; nil means the user of this program.
+	// StartAs calls startProgram with the user that the process runs as; nil means the user of this program.
 	StartAs func(startProgram func(*confine.User) error) error
 }
 
-// Convert is an image.Converter. What it returns is a claim of the program, which an image may have
-// taken over. The program ends with ctx, and with the first failure of its input or output.
+// Convert is an image.Converter. The caller must check the result, since an image may have taken over the
+// process. The process ends with ctx, and with the first failure of its input or output.
 func (c Converter) Convert(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 	caller := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -65,122 +65,123 @@ func (c Converter) Convert(ctx context.Context, request rootfs.Request, open roo
 	if err := p.openPipes(); err != nil {
 		return rootfs.Result{}, &rootfs.ConverterError{Err: err}
 	}
-	result, printed := &boundedBuffer{limit: maxResult}, &boundedBuffer{limit: maxErrors}
-	cmd, err := c.startProgram(ctx, streams{p.layers, result, printed, p.changes})
-	p.closeTheirs()
+	result, errorText := &boundedBuffer{limit: maxResult}, &boundedBuffer{limit: maxErrors}
+	cmd, err := c.startProgram(ctx, streams{p.layersReader, result, errorText, p.outputWriter})
+	p.closeInherited()
 	if err != nil {
 		return rootfs.Result{}, err
 	}
 	received := make(chan error, 1)
 	go func() {
-		err := rootfs.Receive(p.changed, out, request.MaxSize)
+		err := rootfs.Receive(p.outputReader, out, request.MaxSize)
 		if err != nil {
 			cancel(rootfs.ErrStopped)
 		}
 		received <- err
 	}()
-	sent := rootfs.Send(p.sent, request, func(number int) (io.ReadCloser, error) { return openWithin(ctx, open, number) })
-	if sent != nil && !errors.Is(sent, rootfs.ErrStopped) {
+	sendErr := rootfs.Send(p.layersWriter, request, func(number int) (io.ReadCloser, error) { return openWithContext(ctx, open, number) })
+	if sendErr != nil && !errors.Is(sendErr, rootfs.ErrStopped) {
 		cancel(nil)
 	}
-	_ = p.sent.Close()
-	ended := outcome{sent: sent, exit: cmd.Wait(), received: <-received, cancelled: caller.Err(), printed: printed}
+	_ = p.layersWriter.Close()
+	ended := outcome{sendErr: sendErr, exitErr: cmd.Wait(), receiveErr: <-received, callerErr: caller.Err(), errorText: errorText}
 	if err := ended.failureCause(); err != nil {
 		return rootfs.Result{}, err
 	}
-	made, err := parseResult(result.Bytes())
-	if err == nil && sent != nil && made.Reason == "" {
-		err = &rootfs.ConverterError{Err: errors.New("it has not read all layers")}
+	parsed, err := parseResult(result.Bytes())
+	if err == nil && sendErr != nil && parsed.Reason == "" {
+		err = &rootfs.ConverterError{Err: errors.New("the process has not read all layers")}
 	}
-	return made, err
+	return parsed, err
 }
 
-// outcome is how a program has ended, and how its input and output have.
+// outcome has the errors of a process, of its input and output, and of the caller's context.
 type outcome struct {
-	sent, exit, received, cancelled error
-	printed                         *boundedBuffer
+	sendErr, exitErr, receiveErr, callerErr error
+	errorText                               *boundedBuffer
 }
 
-// failureCause returns why the program's result does not count, nil if it does.
+// failureCause returns why the process's result is not used, nil if it is. One failure often causes others, so it
+// looks for the first cause.
 func (o outcome) failureCause() error {
-	if failed, ok := errors.AsType[*rootfs.WriteError](o.received); ok {
+	if failed, ok := errors.AsType[*rootfs.WriteError](o.receiveErr); ok {
 		return failed
 	}
-	stopped := o.sent == nil || errors.Is(o.sent, rootfs.ErrStopped)
+	layersAreGood := o.sendErr == nil || errors.Is(o.sendErr, rootfs.ErrStopped)
 	switch {
-	case o.received != nil && !errors.Is(o.received, io.ErrUnexpectedEOF):
-		return &rootfs.ConverterError{Err: o.received}
-	case o.cancelled != nil && stopped:
-		return o.cancelled
-	case !stopped:
-		return o.sent
-	case o.exit != nil:
-		return &rootfs.ConverterError{Err: fmt.Errorf("%w: %s", o.exit, o.printed.firstLine())}
-	case o.received != nil:
-		return &rootfs.ConverterError{Err: o.received}
+	case o.receiveErr != nil && !errors.Is(o.receiveErr, io.ErrUnexpectedEOF):
+		return &rootfs.ConverterError{Err: o.receiveErr}
+	case o.callerErr != nil && layersAreGood:
+		return o.callerErr
+	case !layersAreGood:
+		return o.sendErr
+	case o.exitErr != nil:
+		return &rootfs.ConverterError{Err: fmt.Errorf("%w: %s", o.exitErr, o.errorText.firstLine())}
+	case o.receiveErr != nil:
+		return &rootfs.ConverterError{Err: o.receiveErr}
 	}
 	return nil
 }
 
-// openWithin opens a layer that cannot be read any more once ctx has ended.
-func openWithin(ctx context.Context, open rootfs.Open, number int) (io.ReadCloser, error) {
+// openWithContext opens a layer. Reading it fails once ctx has ended.
+func openWithContext(ctx context.Context, open rootfs.Open, number int) (io.ReadCloser, error) {
 	blob, err := open(number)
-	return within{ctx, blob}, err
+	return contextReader{ctx, blob}, err
 }
 
-type within struct {
+type contextReader struct {
 	ctx context.Context
 	io.ReadCloser
 }
 
 // Read implements io.Reader.
-func (w within) Read(p []byte) (int, error) {
-	if w.ctx.Err() != nil {
-		return 0, context.Cause(w.ctx)
+func (r contextReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
 	}
-	return w.ReadCloser.Read(p)
+	return r.ReadCloser.Read(p)
 }
 
-// pipes lead to the program and back: layers that were sent, and changes of the output.
-type pipes struct{ layers, sent, changed, changes *os.File }
+// pipes are the pipes to the process, for layers, and back, for the root file system.
+type pipes struct{ layersReader, layersWriter, outputReader, outputWriter *os.File }
 
 func (p *pipes) openPipes() (err error) {
-	if p.layers, p.sent, err = os.Pipe(); err != nil {
+	if p.layersReader, p.layersWriter, err = os.Pipe(); err != nil {
 		return err
 	}
-	if p.changed, p.changes, err = os.Pipe(); err != nil {
+	if p.outputReader, p.outputWriter, err = os.Pipe(); err != nil {
 		return err
 	}
-	for _, pipe := range []*os.File{p.sent, p.changes} {
-		_, _ = unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, pipeSize) // which is faster, and may be denied
+	for _, pipe := range []*os.File{p.layersWriter, p.outputWriter} {
+		_, _ = unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, pipeSize) // faster, but a limit may deny it
 	}
 	return nil
 }
 
-// closeTheirs closes the ends that the program has.
-func (p *pipes) closeTheirs() { _, _ = p.layers.Close(), p.changes.Close() }
+// closeInherited closes the ends that the process has inherited.
+func (p *pipes) closeInherited() { _, _ = p.layersReader.Close(), p.outputWriter.Close() }
 
 func (p *pipes) closePipes() {
-	p.closeTheirs()
-	_, _ = p.sent.Close(), p.changed.Close()
+	p.closeInherited()
+	_, _ = p.layersWriter.Close(), p.outputReader.Close()
 }
 
 func parseResult(text []byte) (rootfs.Result, error) {
 	var r rootfs.Result
 	if err := json.Unmarshal(text, &r); err != nil {
-		return r, &rootfs.ConverterError{Err: fmt.Errorf("its result cannot be read: %w", err)}
+		return r, &rootfs.ConverterError{Err: fmt.Errorf("decoding the result of the process: %w", err)}
 	}
 	return r, nil
 }
 
-// streams are the streams that the program reads and writes.
+// streams are the streams of the process: standard streams, and outputFD.
 type streams struct {
-	in              io.Reader
-	result, printed io.Writer
-	out             *os.File
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	output         *os.File
 }
 
-// startProgram starts the program, confined.
+// startProgram starts the confined process.
 func (c Converter) startProgram(ctx context.Context, s streams) (*exec.Cmd, error) {
 	program, err := c.Program()
 	if err != nil {
@@ -193,14 +194,14 @@ func (c Converter) startProgram(ctx context.Context, s streams) (*exec.Cmd, erro
 	var cmd *exec.Cmd
 	err = startAs(func(user *confine.User) error {
 		var policy confine.Policy
-		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.out}, Rights, Command)
+		cmd, policy = confine.CommandOf(ctx, program, "drover-machine", []*os.File{s.output}, Rights, Command)
 		policy.User = user
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=2", "GOMEMLIMIT="+memoryLimit)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = s.in, s.result, s.printed
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = s.stdin, s.stdout, s.stderr
 		return confine.Start(cmd, policy)
 	})
 	if err != nil {
-		return nil, &rootfs.ConverterError{Err: fmt.Errorf("starting it: %w", err)}
+		return nil, &rootfs.ConverterError{Err: fmt.Errorf("starting the process: %w", err)}
 	}
 	return cmd, nil
 }
@@ -218,7 +219,7 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// firstLine returns the first line of a program's output, for people.
+// firstLine returns the first line in quotes, at most 200 bytes of it.
 func (b *boundedBuffer) firstLine() string {
 	line, _, _ := strings.Cut(b.String(), "\n")
 	return fmt.Sprintf("%.200q", line)

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/erofs"
-	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/test/assert"
@@ -72,7 +72,7 @@ func newOutput(t *testing.T) *os.File {
 
 // output returns a file as a conversion writes to it.
 func output(f *os.File) erofs.File {
-	return &room.File{File: f, Disk: &room.Disk{Dir: filepath.Dir(f.Name())}}
+	return &diskspace.File{File: f, Disk: &diskspace.Disk{Dir: filepath.Dir(f.Name())}}
 }
 
 const maxSize = 64 << 20
@@ -164,11 +164,11 @@ func TestNoProgram(t *testing.T) {
 	assert.NoError(t, os.WriteFile(script, []byte("no program"), 0o755))
 	request, open := requestOf(framework.TarOf(t, "a", make([]byte, 1<<20)))
 	_, err := newConverter(t, script, nil).Convert(t.Context(), request, open, output(newOutput(t)))
-	assert.ErrorSays(t, "a text", err, "the conversion has failed: starting it")
+	assert.ErrorSays(t, "a text", err, "the conversion has failed: starting the process")
 	_, err = Converter{Program: func() (*os.File, error) { return nil, io.ErrClosedPipe }}.Convert(t.Context(), request, open, output(newOutput(t)))
 	assert.ErrorIs(t, "no program", err, io.ErrClosedPipe)
 	for _, text := range []string{"", "{", "[]", `{"size": "x"}`} {
-		assert.ErrorSays(t, text, assert.ErrorOf(parseResult([]byte(text))), "cannot be read")
+		assert.ErrorSays(t, text, assert.ErrorOf(parseResult([]byte(text))), "decoding the result")
 	}
 	assert.Equal(t, "it ended with", Main([]string{"-1"}), 1)
 }

@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// memoryLimit is how much memory the program strives to stay below, and maxMemory how much
-	// it can have. An image of as many files as rootfs takes needs less.
+	// memoryLimit is the soft limit of Go's memory, and maxMemory the hard limit of the kernel. An
+	// image with the most files that rootfs allows needs less.
 	memoryLimit = "1GiB"
 	maxMemory   = 2 << 30
-	// gcPercent is the default of Go, which the program does not have where it follows a machine.
+	// gcPercent is Go's default. The main function of drover-machine has set a lower one, for supervisors.
 	gcPercent = 100
-	// noHandle stands for a missing descriptor: the program signals no process.
-	noHandle = -1
+	// noPidfd stands for a missing descriptor, since the program signals no process.
+	noPidfd = -1
 )
 
-// Main is the program: it converts one image, prints the result as JSON, and returns its exit code.
+// Main converts one image, prints the result as JSON, and returns the exit code of the program.
 func Main(arguments []string) int {
 	if err := runMain(arguments); err != nil {
 		fmt.Fprintln(os.Stderr, "drover-machine:", err)
@@ -43,23 +43,23 @@ func runMain(arguments []string) error {
 	if err := confineSelf(); err != nil {
 		return err
 	}
-	result := rootfs.Convert(os.Stdin, rootfs.SentOutput{To: os.NewFile(outputFD, "the root")})
+	result := rootfs.Convert(os.Stdin, rootfs.SentOutput{To: os.NewFile(outputFD, "output")})
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
 // Rights are the rights of the converter.
 var Rights confine.Rights
 
-// confineSelf takes from this process all that it does not need, before it reads anything.
+// confineSelf drops all rights that this process does not need, before it reads input.
 func confineSelf() error {
 	debug.SetGCPercent(gcPercent)
 	unix.CloseOnExec(outputFD)
 	_ = unix.Close(programFD)
-	signal.Ignore(unix.SIGXFSZ, unix.SIGPIPE) // the calls fail instead
+	signal.Ignore(unix.SIGXFSZ, unix.SIGPIPE) // writes then fail with an error instead
 	for resource, limit := range map[int]uint64{unix.RLIMIT_FSIZE: 0, unix.RLIMIT_DATA: maxMemory, unix.RLIMIT_CORE: 0} {
 		if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
 			return fmt.Errorf("limiting resource %d: %w", resource, err)
 		}
 	}
-	return confine.DenyStarts(noHandle, Rights)
+	return confine.DenyStarts(noPidfd, Rights)
 }

@@ -28,8 +28,8 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/internal/image/erofs"
-	"cloudnative.tw/drover/internal/image/room"
 	"cloudnative.tw/drover/internal/image/rootfs"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
@@ -60,7 +60,7 @@ func newStoreIn(t *testing.T, dir, registry string) (s *image.Store, staging str
 	assert.NoError(t, err)
 	return &image.Store{
 		Dir: dir, Sub: "cache", Clock: clock.RealClock{}, Stage: atomicfile.Folder{Path: staging}.MakeFolder,
-		Sources: sources, Room: &room.Disk{Dir: dir}, Convert: newConverter(t, machineProgram, ownUser()).Convert,
+		Sources: sources, Space: &diskspace.Disk{Dir: dir}, Convert: newConverter(t, machineProgram, ownUser()).Convert,
 	}, staging
 }
 
@@ -105,7 +105,7 @@ func TestStore(t *testing.T) {
 	defer func() { _ = root.Close() }()
 	tree := filetree.Read(t, root.File)
 	assert.True(t, len(tree) == 2 && root.Config.Entrypoint[0] == "/app", "the root has %v and %+v", tree, root.Config)
-	assert.ErrorIs(t, "Fetch", s.Fetch(t.Context(), push("odd", "a/.wh."), progress{}), image.ErrUnavailable, "no machine can have it as its root")
+	assert.ErrorIs(t, "Fetch", s.Fetch(t.Context(), push("odd", "a/.wh."), progress{}), image.ErrUnavailable, "the image cannot be the root of a machine")
 	checkLeft(t, s, staging, 1)
 }
 
@@ -158,7 +158,7 @@ func TestKilled(t *testing.T) { //nolint:paralleltest // no other process of the
 }
 
 // TestDiskFills checks that nothing is left of a conversion during which something else fills the disk, and that the
-// image is fetched once there is room.
+// image is fetched once there is space.
 func TestDiskFills(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -175,7 +175,7 @@ func TestDiskFills(t *testing.T) {
 			recorded := httptest.NewRecorder()
 			inner.ServeHTTP(recorded, r)
 			if r.Method == http.MethodGet && recorded.Body.Len() > size/2 && fills.Load() {
-				_ = os.WriteFile(filler, make([]byte, 32<<20), 0o600) // as much of it as there is room for
+				_ = os.WriteFile(filler, make([]byte, 32<<20), 0o600) // as much of it as there is space for
 			}
 			maps.Copy(w.Header(), recorded.Header())
 			w.WriteHeader(recorded.Code)
@@ -185,7 +185,7 @@ func TestDiskFills(t *testing.T) {
 	ref := image.ParseRef(registry+"/app:1", "")
 	framework.PushImage(t, ref.Source.Name, imageOf(t, "app", bytes.Repeat([]byte("not zeros "), size/10)))
 	s, staging := newStoreIn(t, dir, registry)
-	assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "there is no room for it")
+	assert.ErrorSays(t, "Fetch", s.Fetch(t.Context(), ref, progress{}), "there is no space for it")
 	checkLeft(t, s, staging, 0)
 	assert.ErrorSays(t, "Fetch again", s.Fetch(t.Context(), ref, progress{}), "it needs at least")
 	fills.Store(false)
@@ -194,7 +194,7 @@ func TestDiskFills(t *testing.T) {
 	checkLeft(t, s, staging, 1)
 }
 
-// lowestFree is how little room a disk had left at any time.
+// lowestFree is how little space a disk had left at any time.
 type lowestFree struct {
 	mu    sync.Mutex
 	bytes int64
@@ -206,11 +206,11 @@ func (f *lowestFree) record(bytes int64) {
 	f.bytes = min(f.bytes, bytes)
 }
 
-// lowest is a file whose writer notes how little room the disk had left at any time.
+// lowest is a file whose writer notes how little space the disk had left at any time.
 type lowest struct {
 	erofs.File
 
-	disk *room.Disk
+	disk *diskspace.Disk
 	free *lowestFree
 }
 
@@ -224,8 +224,8 @@ func (l lowest) WriteAt(p []byte, at int64) (int, error) {
 	return n, errors.Join(err, failed)
 }
 
-// TestConversionsTogether checks that conversions which begin at the same time, and each of which the disk has room
-// for, leave together what must stay free.
+// TestConversionsTogether checks that conversions which begin at the same time leave enough space free, although the
+// disk has space for each of them alone.
 func TestConversionsTogether(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -243,7 +243,7 @@ func TestConversionsTogether(t *testing.T) {
 	s.Convert = func(ctx context.Context, request rootfs.Request, open rootfs.Open, out erofs.File) (rootfs.Result, error) {
 		begun.Done()
 		begun.Wait()
-		return convert(ctx, request, open, lowest{out, s.Room, &free})
+		return convert(ctx, request, open, lowest{out, s.Space, &free})
 	}
 	errs := make([]error, count)
 	var all sync.WaitGroup
@@ -254,7 +254,7 @@ func TestConversionsTogether(t *testing.T) {
 	}
 	all.Wait()
 	failed := errors.Join(errs...)
-	assert.ErrorSays(t, "Fetch", failed, "there is no room for it")
+	assert.ErrorSays(t, "Fetch", failed, "there is no space for it")
 	assert.True(t, free.bytes >= reserve, "%d bytes were free at the least, and %d must stay free", free.bytes, reserve)
 	t.Logf("%d bytes were free at the least: %v", free.bytes, failed)
 	if errs[0] == nil || errs[1] == nil {

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// maxGrace is more than a person waits for.
+	// maxGrace is the maximum grace period in seconds, a week.
 	maxGrace = 7 * 24 * 3600
-	// maxVolumes is the number of volumes that fit the slots of a machine.
+	// maxVolumes is how many volumes a machine has PCI slots for.
 	maxVolumes = 16
 )
 
@@ -29,24 +29,24 @@ var (
 	accelerators    = []string{machine.AccelAuto, machine.AccelKVM, machine.AccelTCG}
 	namePattern     = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 	checksumPattern = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-	// volumePattern has as many characters as a serial number of virtio.
+	// volumePattern allows 20 characters, the maximum length of a virtio-blk serial number.
 	volumePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$`)
 )
 
-// IsFetched reports whether the image has to be fetched, from a URL.
+// IsFetched reports whether the image is downloaded from a URL.
 func (d *Disk) IsFetched() bool { return strings.Contains(d.Image, "://") }
 
-// NeedsCopy reports whether the disk of an ephemeral machine is a copy of the image: it has to be
-// fetched, or compared with a checksum. Other disks are layers on top of the image.
+// NeedsCopy reports whether an ephemeral disk must be a copy of the image, because the image is
+// downloaded or has a checksum to verify. Other ephemeral disks are overlays on top of the image.
 func (d *Disk) NeedsCopy() bool { return d.IsFetched() || d.Checksum != "" }
 
-// check refuses a wrong description before anything is made.
+// check validates a description before anything is made.
 func (m *Machine) check() error {
 	switch {
 	case m.Version != Version:
-		return fmt.Errorf("version is %d: this program knows %d", m.Version, Version)
+		return fmt.Errorf("version is %d: this program supports version %d", m.Version, Version)
 	case !namePattern.MatchString(m.Name):
-		return fmt.Errorf("name is %.80q: it must be a host name in small letters of at most 63 characters", m.Name)
+		return fmt.Errorf("name is %.80q: it must be a lowercase host name of at most 63 characters", m.Name)
 	case !slices.Contains(accelerators, m.Accelerator):
 		return fmt.Errorf("accelerator is %.80q: it must be one of %q", m.Accelerator, accelerators)
 	case m.GracePeriodSeconds < 1 || m.GracePeriodSeconds > maxGrace:
@@ -54,14 +54,14 @@ func (m *Machine) check() error {
 	case m.ImageMaxBytes < 0:
 		return fmt.Errorf("imageMaxBytes is %d: it must not be negative", m.ImageMaxBytes)
 	case m.RootDisk == nil && m.Kernel == nil:
-		return errors.New("rootDisk and kernel are missing: one of them must say what to boot")
+		return errors.New("rootDisk and kernel are missing: the machine needs one of them to boot")
 	}
 	config := m.Config(machine.AccelTCG, "q35")
 	_, err := config.Arguments(&launch.Files{})
 	return cmp.Or(err, m.checkDisks(), m.checkForwards(), m.checkControl(), m.checkPaths())
 }
 
-// checkDisks refuses disks that cannot be made, and those that are in each other's place.
+// checkDisks validates the disks. Their folders must differ.
 func (m *Machine) checkDisks() error {
 	folders := map[string]string{}
 	checkDisk := func(field string, d *Disk) error {
@@ -78,13 +78,13 @@ func (m *Machine) checkDisks() error {
 		}
 	}
 	if len(m.Volumes) > maxVolumes {
-		return fmt.Errorf("volumes are %d: at most %d are possible", len(m.Volumes), maxVolumes)
+		return fmt.Errorf("volumes has %d entries, and at most %d are possible", len(m.Volumes), maxVolumes)
 	}
 	names := map[string]bool{}
 	for i := range m.Volumes {
 		v, field := &m.Volumes[i], fmt.Sprintf("volumes[%d]", i)
 		if !volumePattern.MatchString(v.Name) || names[v.Name] {
-			return fmt.Errorf("%s.name is %.80q: it must be unique, of at most 20 small letters, digits and dashes", field, v.Name)
+			return fmt.Errorf("%s.name is %.80q: it must be unique, of at most 20 lowercase letters, digits and dashes", field, v.Name)
 		}
 		names[v.Name] = true
 		if err := checkDisk(field, &v.Disk); err != nil {
@@ -107,7 +107,7 @@ func (d *Disk) check(field string) error {
 	case d.Image == "" && d.Checksum != "":
 		return fmt.Errorf("%s.checksum is set: a disk without an image must not have one", field)
 	case d.Checksum != "" && !checksumPattern.MatchString(d.Checksum):
-		return fmt.Errorf(`%s.checksum is %.80q: it must be "sha256:" and 64 digits in small letters`, field, d.Checksum)
+		return fmt.Errorf(`%s.checksum is %.80q: it must be "sha256:" and 64 lowercase hexadecimal digits`, field, d.Checksum)
 	case d.IsFetched():
 		return d.checkURL(field)
 	case d.Image != "" && !filepath.IsAbs(d.Image):
@@ -116,14 +116,14 @@ func (d *Disk) check(field string) error {
 	return nil
 }
 
-// checkURL does not repeat a URL, which may hold secrets.
+// checkURL validates the URL of an image. Its errors do not quote the URL, which may have secrets.
 func (d *Disk) checkURL(field string) error {
 	parsed, err := url.Parse(d.Image)
 	switch {
-	case err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https":
+	case err != nil || parsed.Host == "" || (parsed.Scheme != "http" && parsed.Scheme != "https"):
 		return fmt.Errorf("%s.image is a URL that is not supported: it must be http:// or https://, with a host", field)
 	case d.Checksum == "":
-		return fmt.Errorf(`%s.checksum is missing: an image by URL needs "sha256:" and 64 digits in small letters`, field)
+		return fmt.Errorf(`%s.checksum is missing: an image that is downloaded from a URL needs "sha256:" and 64 lowercase hexadecimal digits`, field)
 	}
 	return nil
 }
@@ -145,7 +145,7 @@ func (m *Machine) checkForwards() error {
 	return nil
 }
 
-// checkControl refuses a listener on the port of a forward.
+// checkControl validates the control port, which must differ from the host ports of forwards.
 func (m *Machine) checkControl() error {
 	if m.Control == nil {
 		return nil
@@ -156,12 +156,12 @@ func (m *Machine) checkControl() error {
 	case port < 1 || port > math.MaxUint16:
 		return fmt.Errorf("control.port is %d: it must be from 1 to %d", port, math.MaxUint16)
 	case isForwarded:
-		return fmt.Errorf("control.port is %d: a forward has that host port", port)
+		return fmt.Errorf("control.port is %d: a forward has the same host port", port)
 	}
 	return nil
 }
 
-// checkPaths refuses paths that depend on the working directory.
+// checkPaths rejects relative paths.
 func (m *Machine) checkPaths() error {
 	paths, required := map[string]string{"cloudInit": m.CloudInit}, map[string]string{}
 	if m.Kernel != nil {

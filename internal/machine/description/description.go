@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package description has the file that describes a machine to drover-machine. Programs that
-// start a drover-machine use this package to write the file.
+// Package description has the configuration file of drover-machine, which describes a machine.
+// Programs that start a drover-machine use this package to write the file.
 //
-// Start with Machine. Read reads a description and rejects invalid ones; Config makes the
-// launcher's description of it.
+// Start with Machine. Read reads and validates a description; Config converts it for package
+// launch.
 package description
 
 import (
@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Version is the version of the descriptions that this package knows.
+// Version is the version of descriptions that this package supports.
 const Version = 1
 
 // NodeAddresses is the environment variable with the IP addresses of the node that a pod runs on, separated by commas.
@@ -31,14 +31,14 @@ const NodeAddresses = "DROVER_NODE_ADDRESSES"
 // holds.
 const MaxFile = 1 << 20
 
-// DefaultImageMaxBytes is how many bytes a fetched image may have.
+// DefaultImageMaxBytes is the default of Machine.ImageMaxBytes.
 const DefaultImageMaxBytes = 32 << 30
 
-// Machine describes a machine. User-data and keys are in files that it names. URLs of images
-// may hold secrets.
+// Machine describes a machine. URLs of images in it may have secrets. User-data and keys are in
+// separate files.
 type Machine struct {
 	Version int `json:"version"`
-	// UUID identifies the machine, for its guest too.
+	// UUID identifies the machine. Its guest sees the UUID too.
 	UUID string `json:"uuid"`
 	// Name is the host name that cloud-init gives the guest.
 	Name        string `json:"name"`
@@ -50,12 +50,12 @@ type Machine struct {
 	Volumes     []Volume  `json:"volumes,omitempty"`
 	Kernel      *Kernel   `json:"kernel,omitempty"`
 	Forwards    []Forward `json:"forwards,omitempty"`
-	// CloudInit is a folder with the files user-data, network-data and ssh-keys, of which any
-	// may be missing; empty for none.
+	// CloudInit is a folder with the files user-data, network-data and ssh-keys. Each of them,
+	// or the whole folder, may be missing.
 	CloudInit string `json:"cloudInit,omitempty"`
 	// GracePeriodSeconds is the time from SIGTERM to SIGKILL; 0 means 30.
 	GracePeriodSeconds int64 `json:"gracePeriodSeconds,omitempty"`
-	// ImageMaxBytes is how many bytes a fetched image may have; 0 means
+	// ImageMaxBytes is how many bytes a downloaded image may have; 0 means
 	// DefaultImageMaxBytes.
 	ImageMaxBytes int64    `json:"imageMaxBytes,omitempty"`
 	Control       *Control `json:"control,omitempty"`
@@ -63,18 +63,18 @@ type Machine struct {
 
 // Disk describes a disk that is made once.
 type Disk struct {
-	// Folder keeps the disk, for example the folder of a mounted volume. No other disk has the same.
+	// Folder has the disk, for example the folder of a mounted volume. Each disk needs a separate folder.
 	Folder string `json:"folder"`
-	// MustExist is set for a disk that an earlier run made: if it is missing, it is not made again.
+	// MustExist is set for a disk that an earlier run made. If the disk is missing, the run fails.
 	MustExist bool `json:"mustExist,omitempty"`
-	// Image is the image that is copied to the disk: a file, raw or qcow2, a folder with only that
-	// file, or an http:// or https:// URL; empty for a blank disk.
+	// Image is the image that is copied to the disk: a raw or qcow2 file, a folder with only that
+	// file, or an http:// or https:// URL. It is empty for a blank disk.
 	Image string `json:"image,omitempty"`
-	// Checksum of the image, "sha256:" and 64 digits. A URL needs it.
+	// Checksum is the checksum of the image, "sha256:" and 64 digits. It is required for a URL.
 	Checksum string `json:"checksum,omitempty"`
-	// SizeBytes is the size of the disk; 0 means the image's size. A larger image is refused.
+	// SizeBytes is the size of the disk; 0 means the image's size. A larger image is rejected.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
-	// MaxBytes bounds the image of a disk without SizeBytes, for example to the room on its volume;
+	// MaxBytes bounds the image of a disk without SizeBytes, for example to the space on its volume;
 	// 0 means no limit.
 	MaxBytes int64 `json:"maxBytes,omitempty"`
 }
@@ -83,19 +83,19 @@ type Disk struct {
 type RootDisk struct {
 	Disk `json:",inline"`
 
-	// Ephemeral makes a new disk at each start: on top of the image, or as a copy of it, if it
-	// NeedsCopy.
+	// Ephemeral makes a new disk at each start: a copy of the image if NeedsCopy, and otherwise
+	// an overlay on top of the image.
 	Ephemeral bool `json:"ephemeral,omitempty"`
 }
 
-// Volume describes a further disk.
+// Volume describes an additional disk.
 type Volume struct {
 	// Name is the serial number of the disk: a Linux guest finds it as
 	// /dev/disk/by-id/virtio-NAME.
 	Name string `json:"name"`
 	Disk `json:",inline"`
 
-	// ReadOnly makes the disk read-only for the guest. It does not grow then.
+	// ReadOnly makes the disk read-only for the guest. A read-only disk does not grow.
 	ReadOnly bool `json:"readOnly,omitempty"`
 }
 
@@ -106,24 +106,24 @@ type Kernel struct {
 	Cmdline string `json:"cmdline,omitempty"`
 }
 
-// Forward forwards a port of this host, or container, to one of the guest.
+// Forward forwards a port of this host or container to a port of the guest.
 type Forward struct {
 	// Protocol is tcp or udp; empty means tcp.
 	Protocol string `json:"protocol,omitempty"`
-	// HostPort is the port outside; 0 means the guest's number.
+	// HostPort is the port of the host or container; 0 means the same number as Port.
 	HostPort int32 `json:"hostPort,omitempty"`
 	Port     int32 `json:"port"`
 }
 
-// Control is a listener by which the machine is controlled: see package control.
+// Control is the listener of the control port: see package control.
 type Control struct {
 	Port int32 `json:"port"`
 	// Folder has tls.crt and tls.key of the listener, and ca.crt of its clients.
 	Folder string `json:"folder"`
 }
 
-// Read reads a description. It refuses fields that it does not know: a machine must not run
-// without something that its description asks for.
+// Read reads a description. It rejects unknown fields, so that a machine never runs without
+// something that its description asks for.
 func Read(path string) (Machine, error) {
 	var m Machine
 	content, err := ReadLimited(path)
@@ -131,7 +131,7 @@ func Read(path string) (Machine, error) {
 		return m, fmt.Errorf("reading the description of the machine: %w", err)
 	}
 	if err := yaml.UnmarshalStrict(content, &m); err != nil {
-		return m, fmt.Errorf("the description %s: %w", path, err)
+		return m, fmt.Errorf("parsing the description %s: %w", path, err)
 	}
 	m.setDefaults()
 	if err := m.check(); err != nil {
@@ -142,7 +142,7 @@ func Read(path string) (Machine, error) {
 
 // ReadLimited reads a file of at most MaxFile bytes.
 func ReadLimited(path string) ([]byte, error) {
-	f, err := os.Open(path) //nolint:gosec // who runs the program names it
+	f, err := os.Open(path) //nolint:gosec // a path of whoever runs the program
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (m *Machine) setDefaults() {
 	}
 }
 
-// Config returns the machine without its files.
+// Config returns the configuration for package launch, without the files.
 func (m *Machine) Config(accelerator, machineType string) launch.MachineConfig {
 	return launch.MachineConfig{
 		UUID: m.UUID, ID: m.Name,

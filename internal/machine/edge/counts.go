@@ -48,7 +48,7 @@ func refusalOf(err error) string {
 	return report.RefusedNoAnswer
 }
 
-// Statistics returns the figures of now.
+// Statistics returns the current statistics.
 func (e *Edge) Statistics() report.NetworkStatistics {
 	c := &e.counts
 	c.mu.Lock()
@@ -67,7 +67,7 @@ func (e *Edge) noteRefusal(protocol, target string, why error) {
 	defer c.mu.Unlock()
 	c.refused++
 	target = strings.Map(func(r rune) rune {
-		if !report.IsOfTarget(r) {
+		if !report.IsTargetChar(r) {
 			return '?'
 		}
 		return r

@@ -25,12 +25,12 @@ func isDHCP(ip header.IPv4) bool {
 }
 
 // answerDHCP leases the guest its address, which it has as long as it exists.
-func (e *Edge) answerDHCP(packet []byte) {
-	reply, err := leaseAddress(packet, e.NetworkConfig)
+func (l *link) answerDHCP(packet []byte) {
+	reply, err := leaseAddress(packet, l.config)
 	if err != nil || reply == nil {
 		return
 	}
-	e.sendUDP(netip.AddrPortFrom(e.Gateway(), dhcpv4.ServerPort), netip.AddrPortFrom(allHosts, dhcpv4.ClientPort), reply.ToBytes())
+	l.sendUDP(netip.AddrPortFrom(l.config.Gateway(), dhcpv4.ServerPort), netip.AddrPortFrom(allHosts, dhcpv4.ClientPort), reply.ToBytes())
 }
 
 // allHosts is the address of all hosts of a network.

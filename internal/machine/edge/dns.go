@@ -32,28 +32,31 @@ const (
 	maxAnswer = 1232
 )
 
+// names answers the guest's queries for names.
+type names struct{ edge *Edge }
+
 // isDNS reports whether a packet is a query to the gateway by UDP.
-func (e *Edge) isDNS(ip header.IPv4) bool {
+func isDNS(ip header.IPv4, gateway netip.Addr) bool {
 	udp := header.UDP(ip.Payload())
-	return ip.TransportProtocol() == header.UDPProtocolNumber && !ip.More() && ip.FragmentOffset() == 0 && ip.DestinationAddress() == addressOf(e.Gateway()) &&
+	return ip.TransportProtocol() == header.UDPProtocolNumber && !ip.More() && ip.FragmentOffset() == 0 && ip.DestinationAddress() == addressOf(gateway) &&
 		len(udp) >= header.UDPMinimumSize && udp.DestinationPort() == control.DNSPort
 }
 
-// answerDNS answers a query by UDP. It is no flow that would last: a guest asks from another port each time.
-func (e *Edge) answerDNS(udp header.UDP) {
-	if !e.budget.takeName() {
-		e.noteRefusal("dns", e.Gateway().String(), errNoMemory)
+// answerUDP answers a query by UDP. It is no flow that would last: a guest asks from another port each time.
+func (n names) answerUDP(udp header.UDP) {
+	if !n.edge.budget.takeName() {
+		n.edge.noteRefusal("dns", n.edge.Gateway().String(), errNoMemory)
 		return
 	}
 	port, query := udp.SourcePort(), bytes.Clone(udp.Payload())
 	go func() {
-		defer e.budget.giveBackFlow()
-		answer := e.resolve(query, control.UDP)
-		if len(answer) > e.MTU-header.IPv4MinimumSize-header.UDPMinimumSize {
+		defer n.edge.budget.giveBackFlow()
+		answer := n.resolve(query, control.UDP)
+		if len(answer) > n.edge.MTU-header.IPv4MinimumSize-header.UDPMinimumSize {
 			answer = truncateAnswer(answer)
 		}
 		if answer != nil {
-			e.sendUDP(netip.AddrPortFrom(e.Gateway(), control.DNSPort), netip.AddrPortFrom(e.Address.Addr(), port), answer)
+			n.edge.link.sendUDP(netip.AddrPortFrom(n.edge.Gateway(), control.DNSPort), netip.AddrPortFrom(n.edge.Address.Addr(), port), answer)
 		}
 	}()
 }
@@ -74,8 +77,8 @@ func truncateAnswer(answer []byte) []byte {
 	return truncated
 }
 
-// serveDNS returns a connection on whose other end names are resolved.
-func (e *Edge) serveDNS() net.Conn {
+// serveTCP returns a connection on whose other end names are resolved.
+func (n names) serveTCP() net.Conn {
 	guest, here := net.Pipe()
 	go func() {
 		defer func() { _ = here.Close() }()
@@ -84,7 +87,7 @@ func (e *Edge) serveDNS() net.Conn {
 			if err != nil {
 				return
 			}
-			answer := e.resolve(query, control.TCP)
+			answer := n.resolve(query, control.TCP)
 			if answer == nil {
 				continue
 			}
@@ -117,7 +120,7 @@ func readQuery(from net.Conn, protocol string) ([]byte, error) {
 }
 
 // resolve returns the answer to a query, nil for none.
-func (e *Edge) resolve(query []byte, protocol string) []byte {
+func (n names) resolve(query []byte, protocol string) []byte {
 	var p dnsmessage.Parser
 	h, err := p.Start(query)
 	if err != nil || h.Response {
@@ -129,24 +132,24 @@ func (e *Edge) resolve(query []byte, protocol string) []byte {
 	}
 	name := strings.TrimSuffix(strings.ToLower(question.Name.String()), ".")
 	if own, isMachine := strings.CutSuffix(name, "."+control.InternalDomain); isMachine {
-		return e.answerMachine(h, question, own, true)
+		return n.answerMachine(h, question, own, true)
 	}
 	if strings.Count(name, ".") <= 1 {
-		if answer := e.answerMachine(h, question, name, !strings.Contains(name, ".")); answer != nil {
+		if answer := n.answerMachine(h, question, name, !strings.Contains(name, ".")); answer != nil {
 			return answer
 		}
 	}
-	if e.getEgress().Deny {
-		e.noteRefusal("dns", name, ErrNoEgress)
+	if n.edge.getEgress().Deny {
+		n.edge.noteRefusal("dns", name, ErrNoEgress)
 		return answerOf(h, &question, dnsmessage.RCodeRefused)
 	}
-	return e.askOutside(h, question, protocol)
+	return n.askOutside(h, question, protocol)
 }
 
 // answerMachine answers for the name of a machine. If there is none, it returns nil for a name that the resolvers of the
 // outside may know, and an error to the guest for one that is ours.
-func (e *Edge) answerMachine(h dnsmessage.Header, q dnsmessage.Question, name string, isOurs bool) []byte {
-	address, err := e.lookup(name)
+func (n names) answerMachine(h dnsmessage.Header, q dnsmessage.Question, name string, isOurs bool) []byte {
+	address, err := n.lookup(name)
 	switch {
 	case err != nil && !isOurs: // also while no Drover runs, which knows the machines
 		return nil
@@ -163,17 +166,17 @@ func (e *Edge) answerMachine(h dnsmessage.Header, q dnsmessage.Question, name st
 	})
 }
 
-func (e *Edge) lookup(name string) (netip.Addr, error) {
-	if name == e.Hostname {
-		return e.Address.Addr(), nil
+func (n names) lookup(name string) (netip.Addr, error) {
+	if name == n.edge.Hostname {
+		return n.edge.Address.Addr(), nil
 	}
-	if e.Peers == nil || name == "" {
+	if n.edge.Peers == nil || name == "" {
 		return netip.Addr{}, failure.ErrNoMachine
 	}
-	ctx, cancel := context.WithTimeout(e.context, resolveWithin)
+	ctx, cancel := context.WithTimeout(n.edge.context, resolveWithin)
 	defer cancel()
-	address, err := e.Peers.Lookup(ctx, name)
-	if err == nil && !e.Address.Masked().Contains(address) { // of another range, which leads elsewhere from here
+	address, err := n.edge.Peers.Lookup(ctx, name)
+	if err == nil && !n.edge.Address.Masked().Contains(address) { // of another range, which leads elsewhere from here
 		return netip.Addr{}, failure.ErrNoMachine
 	}
 	return address, err
@@ -200,12 +203,12 @@ func answerOf(h dnsmessage.Header, q *dnsmessage.Question, code dnsmessage.RCode
 
 // askOutside asks the operator's resolvers, one after another, with a question of its own: nothing else of what the
 // guest sent leaves the host.
-func (e *Edge) askOutside(h dnsmessage.Header, q dnsmessage.Question, protocol string) []byte {
-	for _, resolver := range e.getEgress().Resolvers {
-		if e.getEgress().Deny { // since the one before was asked
+func (n names) askOutside(h dnsmessage.Header, q dnsmessage.Question, protocol string) []byte {
+	for _, resolver := range n.edge.getEgress().Resolvers {
+		if n.edge.getEgress().Deny { // since the one before was asked
 			break
 		}
-		answer, err := e.exchange(q, protocol, resolver)
+		answer, err := n.exchange(q, protocol, resolver)
 		if err != nil {
 			continue
 		}
@@ -216,15 +219,15 @@ func (e *Edge) askOutside(h dnsmessage.Header, q dnsmessage.Question, protocol s
 }
 
 // exchange asks one resolver.
-func (e *Edge) exchange(q dnsmessage.Question, protocol string, resolver netip.AddrPort) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(e.context, resolveWithin)
+func (n names) exchange(q dnsmessage.Question, protocol string, resolver netip.AddrPort) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(n.edge.context, resolveWithin)
 	defer cancel()
 	id := uint16(rand.Uint32()) //nolint:gosec // of the system's random source
 	query, err := queryOf(id, q)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := e.Dial(ctx, protocol, resolver.String())
+	conn, err := n.edge.Dial(ctx, protocol, resolver.String())
 	if err != nil {
 		return nil, err
 	}

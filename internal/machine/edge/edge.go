@@ -68,14 +68,13 @@ type Edge struct {
 	Options
 
 	stack  *stack.Stack
-	link   *channel.Endpoint
+	link   link
 	budget budget
 	pings  pings
 	counts counts
+	flows  guestFlows
 	// pace limits the connections through the host.
 	pace *rate.Limiter
-	// flows has each *guestFlow by its flowKey.
-	flows sync.Map
 
 	mu sync.Mutex
 	// wanted is the configuration that the edge should have, and ports are those that it serves.
@@ -107,7 +106,8 @@ func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error)
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol},
 	})
-	e.link = channel.New(queueLength, uint32(c.MTU), "") //nolint:gosec // small
+	e.pings.edge = e
+	e.link = link{channel.New(queueLength, uint32(c.MTU), ""), c, &e.counts} //nolint:gosec // small
 	// Nothing but QEMU is between the guest and the edge: what the guest sends arrives as it is.
 	e.link.LinkEPCapabilities |= stack.CapabilityRXChecksumOffload
 	if err := e.configureStack(); err != nil {
@@ -118,7 +118,7 @@ func New(ctx context.Context, c control.NetworkConfig, o Options) (*Edge, error)
 
 // configureStack has the stack take every packet of the guest, to whomever it is, and answer as anybody.
 func (e *Edge) configureStack() error {
-	if err := e.stack.CreateNIC(nic, e.link); err != nil {
+	if err := e.stack.CreateNIC(nic, e.link.Endpoint); err != nil {
 		return fmt.Errorf("making the network's interface: %s", err)
 	}
 	gateway := tcpip.AddressWithPrefix{Address: addressOf(e.Gateway()), PrefixLen: e.Address.Bits()}
@@ -149,13 +149,15 @@ func (e *Edge) Serve(ctx context.Context, conn net.Conn) error {
 	sent := make(chan error, 1)
 	go func() {
 		defer cancel()
-		sent <- e.sendFrames(ctx, conn)
+		sent <- e.link.sendFrames(ctx, conn)
 	}()
 	err := e.receiveFrames(conn) //nolint:contextcheck // what a frame begins lasts as long as the edge
 	cancel()
 	err = errors.Join(err, <-sent)
 	e.stop()
-	e.closePorts()
+	e.mu.Lock()
+	e.setPorts(nil)
+	e.mu.Unlock()
 	e.stack.Close()
 	return err
 }

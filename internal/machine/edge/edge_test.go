@@ -34,19 +34,19 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// outsider is an address of the outside, which tests lead to their own servers.
+// outsider is an outside address, whose connections tests route to their servers.
 var outsider = netip.MustParseAddr("198.51.100.7")
 
-// allRoutes lead outside, but for those that are named.
+// allRoutes lead outside, except the named ones.
 type allRoutes map[netip.Addr]error
 
 func (r allRoutes) CheckUnicast(to netip.Addr) error { return r[to] }
 
-// world is an edge with a guest, which is a network stack of its own.
+// world is an edge with a guest, which is a separate network stack.
 type world struct {
 	*Edge
 	guest *guest
-	// servers are what addresses of the outside lead to.
+	// servers are the servers at outside addresses.
 	servers map[string]string
 }
 
@@ -139,7 +139,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestManyDials checks that a guest which begins connections without end begins no more than its pace allows.
+// TestManyDials checks that a guest that constantly dials opens connections only at the allowed rate.
 func TestManyDials(t *testing.T) {
 	t.Parallel()
 	const allowed = 5
@@ -185,7 +185,7 @@ func TestInward(t *testing.T) {
 	assert.ErrorIs(t, "a port that was taken away", err, unix.ECONNREFUSED)
 }
 
-// want has the edge become what is wanted, and checks which ports it serves then.
+// want configures the edge, and checks which ports it serves then.
 func (w *world) want(t *testing.T, wanted control.Wanted, serves ...control.Port) {
 	t.Helper()
 	served, err := w.SetWanted(t.Context(), wanted)
@@ -214,7 +214,7 @@ func (w *world) openPorts(t *testing.T, keys ...control.Port) (addresses []strin
 	w.want(t, wanted)
 	assert.ErrorIs(t, "sockets of another revision", w.GiveSockets(t.Context(), control.Revision{Epoch: 1}, sockets), failure.ErrStale)
 	sockets[control.Port{Protocol: control.TCP, HostPort: 1, Port: 1}] = sockets[keys[0]]
-	for range 2 { // the second time there are all
+	for range 2 { // the second time all ports exist
 		assert.NoError(t, w.GiveSockets(t.Context(), wanted.Revision, sockets))
 		w.want(t, wanted, keys...)
 	}
@@ -427,7 +427,7 @@ func TestNamesWithoutPeers(t *testing.T) {
 	}
 }
 
-// noPeers is what a machine has while no Drover runs.
+// noPeers is the table of peers of a machine while no Drover runs.
 type noPeers struct{ machines }
 
 func (noPeers) Lookup(context.Context, string) (netip.Addr, error) {

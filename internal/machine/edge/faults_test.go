@@ -429,7 +429,7 @@ func TestShortSegments(t *testing.T) {
 	guest, err := listener.Accept()
 	assert.NoError(t, err)
 	here, there := net.Pipe()
-	go w.join(conn, here, share)
+	go conn.join(here, share)
 	sent := 0
 	for err == nil {
 		assert.NoError(t, there.SetWriteDeadline(time.Now().Add(100*time.Millisecond)))

@@ -68,12 +68,6 @@ func (e *Edge) servedPorts() []control.Port {
 	return slices.DeleteFunc(slices.Clone(e.wanted.Ports), func(p control.Port) bool { return e.ports[p] == nil })
 }
 
-func (e *Edge) closePorts() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.setPorts(nil)
-}
-
 // openPort serves a port by a socket that listens.
 func (e *Edge) openPort(key control.Port, socket *os.File) (io.Closer, error) {
 	if key.Protocol == control.UDP {
@@ -85,31 +79,37 @@ func (e *Edge) openPort(key control.Port, socket *os.File) (io.Closer, error) {
 		if !ok {
 			return nil, errors.Join(errors.New("its socket is not of UDP"), conn.Close())
 		}
-		go e.servePackets(packets, key.Port)
+		go inwardPort{e, key.Port}.servePackets(packets)
 		return packets, nil
 	}
 	listener, err := net.FileListener(socket)
 	if err != nil {
 		return nil, err
 	}
-	go e.serveConnections(e.context, listener, key.Port)
+	go inwardPort{e, key.Port}.serveConnections(e.context, listener)
 	return listener, nil
 }
 
 // acceptPause is a pause after a connection could not be accepted, as when there are too many open files.
 const acceptPause = 50 * time.Millisecond
 
-func (e *Edge) serveConnections(ctx context.Context, listener net.Listener, port uint16) {
+// inwardPort is a port of the guest that a port of this host leads to.
+type inwardPort struct {
+	edge *Edge
+	port uint16
+}
+
+func (p inwardPort) serveConnections(ctx context.Context, listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
-			<-e.Clock.After(acceptPause)
+			<-p.edge.Clock.After(acceptPause)
 			continue
 		}
-		go e.admit(ctx, conn, port)
+		go p.admit(ctx, conn)
 	}
 }
 
@@ -117,16 +117,16 @@ func (e *Edge) serveConnections(ctx context.Context, listener net.Listener, port
 const admitWithin = 30 * time.Second
 
 // admit carries on a client's connection to a port of the guest. One that the guest refuses is reset.
-func (e *Edge) admit(ctx context.Context, conn net.Conn, port uint16) {
+func (p inwardPort) admit(ctx context.Context, conn net.Conn) {
 	dialling, cancel := context.WithTimeout(ctx, admitWithin)
 	defer cancel()
-	guest, share, err := e.dialGuest(dialling, netip.AddrPortFrom(e.Gateway(), 0), port, keptByConnections)
+	guest, share, err := p.edge.dialGuest(dialling, netip.AddrPortFrom(p.edge.Gateway(), 0), p.port, keptByConnections)
 	if err != nil {
 		control.Reset(conn)
 		return
 	}
-	defer e.budget.giveBack(share)
-	e.join(guest, conn, share)
+	defer p.edge.budget.giveBack(share)
+	guest.join(conn, share)
 }
 
 // dialGuest connects to a port of the guest, unless less than kept bytes of the budget would be left. The caller gives
@@ -145,7 +145,7 @@ func (e *Edge) dialGuest(ctx context.Context, from netip.AddrPort, port uint16, 
 	if problem != nil {
 		return nil, share, errors.New(problem.String())
 	}
-	conn = e.newGuestConn(&queue, endpoint, share)
+	conn = newGuestConn(e, &queue, endpoint, share)
 	endpoint.SocketOptions().SetReuseAddress(from.Port() != 0) // another machine connects to several ports from one of its own
 	if err := connect(ctx, &queue, endpoint, fullAddress(from), fullAddress(netip.AddrPortFrom(e.Address.Addr(), port))); err != nil {
 		endpoint.Close()
@@ -181,8 +181,8 @@ func connect(ctx context.Context, queue *waiter.Queue, endpoint tcpip.Endpoint, 
 }
 
 // servePackets carries packets of UDP to a port of the guest, and the answers back. Each client has a flow of its own.
-func (e *Edge) servePackets(conn *net.UDPConn, port uint16) {
-	flows := &inwardFlows{edge: e, conn: conn, port: port, byClient: map[inwardClient]net.Conn{}}
+func (p inwardPort) servePackets(conn *net.UDPConn) {
+	flows := &inwardFlows{edge: p.edge, conn: conn, port: p.port, byClient: map[inwardClient]net.Conn{}}
 	packet, info := make([]byte, maxPacket), make([]byte, maxPacketInfo)
 	for {
 		n, infoBytes, _, from, err := conn.ReadMsgUDPAddrPort(packet, info)
@@ -190,11 +190,11 @@ func (e *Edge) servePackets(conn *net.UDPConn, port uint16) {
 			return
 		}
 		if err != nil {
-			<-e.Clock.After(acceptPause)
+			<-p.edge.Clock.After(acceptPause)
 			continue
 		}
 		if guest := flows.of(inwardClient{from, string(control.AnswerInfo(info[:infoBytes]))}); guest != nil {
-			_ = guest.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+			_ = guest.SetReadDeadline(p.edge.Clock.Now().Add(flowTimeout))
 			_, _ = guest.Write(packet[:n])
 		}
 	}
@@ -283,7 +283,7 @@ func (e *Edge) dialGuestUDP(from netip.AddrPort, port uint16) (net.Conn, error) 
 	if local, problem := endpoint.GetLocalAddress(); problem == nil { // with the port that the stack has chosen
 		from = netip.AddrPortFrom(from.Addr(), local.Port)
 	}
-	guest := e.newGuestFlow(flowKey{port, from}, &queue, endpoint)
+	guest := e.flows.add(flowKey{port, from}, &queue, endpoint)
 	_ = guest.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
 	return guest, nil
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
+	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/machine/control"
 )
@@ -54,7 +56,7 @@ type guestConn struct {
 }
 
 // newGuestConn returns a connection of the guest, which has a share of the budget.
-func (e *Edge) newGuestConn(queue *waiter.Queue, endpoint tcpip.Endpoint, share int) *guestConn {
+func newGuestConn(e *Edge, queue *waiter.Queue, endpoint tcpip.Endpoint, share int) *guestConn {
 	configureEndpoint(endpoint, share)
 	buffer, _ := buffersOf(share)
 	return &guestConn{TCPConn: gonet.NewTCPConn(queue, endpoint), edge: e, endpoint: endpoint, buffer: buffer}
@@ -140,23 +142,26 @@ type flowKey struct {
 	other netip.AddrPort
 }
 
+// guestFlows has each *guestFlow by its flowKey.
+type guestFlows struct{ sync.Map }
+
 // guestFlow is a flow of UDP of the guest.
 type guestFlow struct {
 	*gonet.UDPConn
 
-	edge     *Edge
+	all      *guestFlows
 	key      flowKey
 	endpoint tcpip.Endpoint
 	// waiting counts the packets of the guest since none waited in the stack, but for those that were read.
 	waiting atomic.Int64
 }
 
-func (e *Edge) newGuestFlow(key flowKey, queue *waiter.Queue, endpoint tcpip.Endpoint) *guestFlow {
+func (all *guestFlows) add(key flowKey, queue *waiter.Queue, endpoint tcpip.Endpoint) *guestFlow {
 	options := endpoint.SocketOptions()
 	options.SetSendBufferSize(flowShare/4, true)
 	options.SetReceiveBufferSize(flowShare/4, true)
-	f := &guestFlow{UDPConn: gonet.NewUDPConn(queue, endpoint), edge: e, key: key, endpoint: endpoint}
-	e.flows.Store(key, f)
+	f := &guestFlow{UDPConn: gonet.NewUDPConn(queue, endpoint), all: all, key: key, endpoint: endpoint}
+	all.Store(key, f)
 	return f
 }
 
@@ -171,19 +176,19 @@ func (f *guestFlow) Read(p []byte) (int, error) {
 
 // Close implements net.Conn.
 func (f *guestFlow) Close() error {
-	f.edge.flows.CompareAndDelete(f.key, f)
+	f.all.CompareAndDelete(f.key, f)
 	return f.UDPConn.Close()
 }
 
 // mayWait reports whether a packet of the guest may wait in the stack, and counts it if it is of UDP. The stack itself
 // bounds only the bytes of data that wait, and a packet may have no data.
-func (e *Edge) mayWait(ip header.IPv4) bool {
+func (all *guestFlows) mayWait(ip header.IPv4) bool {
 	udp := header.UDP(ip.Payload())
 	if ip.TransportProtocol() != header.UDPProtocolNumber || ip.FragmentOffset() != 0 || len(udp) < header.UDPMinimumSize {
 		return true
 	}
-	flow, ok := e.flows.Load(flowKey{udp.SourcePort(), addrPortOf(ip.DestinationAddress(), udp.DestinationPort())})
-	return !ok || flow.(*guestFlow).waiting.Add(1) <= maxWaiting //nolint:forcetypeassert // as newGuestFlow stores it
+	flow, ok := all.Load(flowKey{udp.SourcePort(), addrPortOf(ip.DestinationAddress(), udp.DestinationPort())})
+	return !ok || flow.(*guestFlow).waiting.Add(1) <= maxWaiting //nolint:forcetypeassert // as add stores it
 }
 
 // boundBuffers bounds the kernel's buffers of a socket, which grow to megabytes and which all TCP of the host shares
@@ -199,19 +204,19 @@ func boundBuffers(conn net.Conn, share int) {
 	_, _ = socket.SetReadBuffer(share/2), socket.SetWriteBuffer(share/2) // the kernel doubles both
 }
 
-// join carries data between the guest and another until both have ended, and have got all that is on its way: until then
+// join carries data between the guest and another end until both have ended, and have got all that is on its way: until then
 // it needs memory.
-func (e *Edge) join(guest *guestConn, other net.Conn, share int) {
+func (c *guestConn) join(other net.Conn, share int) {
 	boundBuffers(other, share)
-	e.counts.connections.Add(1)
-	defer e.counts.connections.Add(-1)
+	c.edge.counts.connections.Add(1)
+	defer c.edge.counts.connections.Add(-1)
 	_, size := buffersOf(share)
-	control.Carry(guest, other, size)
-	if !e.waitUntil(func() bool { return guest.isSent() && isSent(other) }, sentWithin) {
-		control.Reset(guest)
+	control.Carry(c, other, size)
+	if !c.edge.waitUntil(func() bool { return c.isSent() && isSent(other) }, sentWithin) {
+		control.Reset(c)
 		control.Reset(other)
 	}
-	_, _ = guest.Close(), other.Close()
+	_, _ = c.Close(), other.Close()
 }
 
 // joinFlow carries packets until none has come for a while in either direction.
@@ -221,23 +226,23 @@ func (e *Edge) joinFlow(guest, other net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		e.carryPackets(guest, other)
+		carryPackets(guest, other, e.Clock)
 	}()
-	e.carryPackets(other, guest)
+	carryPackets(other, guest, e.Clock)
 	_, _ = guest.Close(), other.Close()
 	<-done
 }
 
 // carryPackets carries packets until none has come for flowTimeout, or a connection is closed. It goes on after
 // ECONNREFUSED: a server may start to listen later.
-func (e *Edge) carryPackets(to, from net.Conn) {
+func carryPackets(to, from net.Conn, c clock.PassiveClock) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	packet := make([]byte, flowPacket+1)
 	for {
-		_ = from.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+		_ = from.SetReadDeadline(c.Now().Add(flowTimeout))
 		n, err := from.Read(packet)
 		if err == nil && n <= flowPacket {
-			_ = to.SetReadDeadline(e.Clock.Now().Add(flowTimeout))
+			_ = to.SetReadDeadline(c.Now().Add(flowTimeout))
 			_, err = to.Write(packet[:n])
 		}
 		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {

@@ -19,8 +19,11 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/channel"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"cloudnative.tw/drover/internal/machine/control"
 )
 
 const (
@@ -34,6 +37,14 @@ const (
 
 // gatewayMAC is the gateway's hardware address. Each machine has a network of its own, so all may have the same.
 var gatewayMAC = net.HardwareAddr{0x52, 0x54, 0x00, 0x00, 0x00, 0x01}
+
+// link leads to the guest.
+type link struct {
+	*channel.Endpoint
+
+	config control.NetworkConfig
+	counts *counts
+}
 
 // receiveFrames takes the guest's frames until the connection ends.
 func (e *Edge) receiveFrames(conn net.Conn) error {
@@ -81,7 +92,7 @@ func (e *Edge) receive(frame []byte) {
 	payload := frame[header.EthernetMinimumSize:]
 	switch ethernet.Type() {
 	case header.ARPProtocolNumber:
-		e.answerARP(payload)
+		e.link.answerARP(payload)
 	case header.IPv4ProtocolNumber:
 		if to := ethernet.DestinationAddress(); to == tcpip.LinkAddress(gatewayMAC) || to == header.EthernetBroadcastAddress {
 			e.receiveIPv4(payload)
@@ -93,13 +104,13 @@ func (e *Edge) receive(frame []byte) {
 }
 
 // answerARP says that every address but the guest's own is the gateway's.
-func (e *Edge) answerARP(packet []byte) {
+func (l *link) answerARP(packet []byte) {
 	request := header.ARP(packet)
 	if !request.IsValid() || request.Op() != header.ARPRequest {
 		return
 	}
 	asked := netip.AddrFrom4([4]byte(request.ProtocolAddressTarget()))
-	if asked == e.Address.Addr() || !e.Address.Masked().Contains(asked) { // else guests that probe for their own would not take it
+	if asked == l.config.Address.Addr() || !l.config.Address.Masked().Contains(asked) { // else guests that probe for their own would not take it
 		return
 	}
 	answer := make([]byte, header.ARPSize)
@@ -108,9 +119,9 @@ func (e *Edge) answerARP(packet []byte) {
 	reply.SetOp(header.ARPReply)
 	copy(reply.HardwareAddressSender(), gatewayMAC)
 	copy(reply.ProtocolAddressSender(), request.ProtocolAddressTarget())
-	copy(reply.HardwareAddressTarget(), e.MAC)
+	copy(reply.HardwareAddressTarget(), l.config.MAC)
 	copy(reply.ProtocolAddressTarget(), request.ProtocolAddressSender())
-	e.send(header.ARPProtocolNumber, answer)
+	l.send(header.ARPProtocolNumber, answer)
 }
 
 // receiveIPv4 answers what is for the edge itself, and has the stack take what else the guest sends as itself.
@@ -122,7 +133,7 @@ func (e *Edge) receiveIPv4(packet []byte) {
 	}
 	packet = packet[:ip.TotalLength()]
 	if isDHCP(ip) {
-		e.answerDHCP(ip.Payload()[header.UDPMinimumSize:])
+		e.link.answerDHCP(ip.Payload()[header.UDPMinimumSize:])
 		return
 	}
 	if ip.SourceAddress() != addressOf(e.Address.Addr()) {
@@ -131,25 +142,25 @@ func (e *Edge) receiveIPv4(packet []byte) {
 	}
 	switch {
 	case ip.TransportProtocol() == header.ICMPv4ProtocolNumber:
-		e.receivePing(ip)
-	case e.isDNS(ip):
-		e.answerDNS(ip.Payload())
-	case !e.mayWait(ip):
+		e.pings.receive(ip)
+	case isDNS(ip, e.Gateway()):
+		names{e}.answerUDP(ip.Payload())
+	case !e.flows.mayWait(ip):
 		e.counts.dropped.Add(1)
 	default:
-		e.inject(packet)
+		e.link.inject(packet)
 	}
 }
 
 // inject gives a packet to the stack.
-func (e *Edge) inject(packet []byte) {
+func (l *link) inject(packet []byte) {
 	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
 	defer p.DecRef()
-	e.link.InjectInbound(ipv4.ProtocolNumber, p)
+	l.InjectInbound(ipv4.ProtocolNumber, p)
 }
 
 // sendIPv4 sends a packet to the guest past the stack.
-func (e *Edge) sendIPv4(protocol tcpip.TransportProtocolNumber, from, to netip.Addr, payload []byte) {
+func (l *link) sendIPv4(protocol tcpip.TransportProtocolNumber, from, to netip.Addr, payload []byte) {
 	packet := make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(payload))
 	ip := header.IPv4(packet)
 	ip.Encode(&header.IPv4Fields{
@@ -157,34 +168,34 @@ func (e *Edge) sendIPv4(protocol tcpip.TransportProtocolNumber, from, to netip.A
 		SrcAddr: addressOf(from), DstAddr: addressOf(to),
 	})
 	ip.SetChecksum(^ip.CalculateChecksum())
-	e.send(header.IPv4ProtocolNumber, append(packet, payload...))
+	l.send(header.IPv4ProtocolNumber, append(packet, payload...))
 }
 
 // sendUDP sends a datagram to the guest past the stack, without a checksum.
-func (e *Edge) sendUDP(from, to netip.AddrPort, payload []byte) {
+func (l *link) sendUDP(from, to netip.AddrPort, payload []byte) {
 	datagram := make(header.UDP, header.UDPMinimumSize, header.UDPMinimumSize+len(payload))
 	datagram.Encode(&header.UDPFields{SrcPort: from.Port(), DstPort: to.Port(), Length: uint16(header.UDPMinimumSize + len(payload))}) //nolint:gosec // one frame
-	e.sendIPv4(header.UDPProtocolNumber, from.Addr(), to.Addr(), append(datagram, payload...))
+	l.sendIPv4(header.UDPProtocolNumber, from.Addr(), to.Addr(), append(datagram, payload...))
 }
 
 // send puts a packet into the queue to the guest, or drops it if that is full.
-func (e *Edge) send(protocol tcpip.NetworkProtocolNumber, packet []byte) {
+func (l *link) send(protocol tcpip.NetworkProtocolNumber, packet []byte) {
 	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(packet)})
 	defer p.DecRef()
 	p.NetworkProtocolNumber = protocol
 	var list stack.PacketBufferList
 	list.PushBack(p)
-	_, _ = e.link.WritePackets(list) // which makes references of its own
+	_, _ = l.WritePackets(list) // which makes references of its own
 }
 
 // sendUnreachable tells the guest that a packet came to nothing (RFC 792): that is prohibited by administration. The
 // answer has the first 8 bytes of the packet's payload.
-func (e *Edge) sendUnreachable(protocol tcpip.TransportProtocolNumber, to netip.Addr, payload []byte) {
+func (l *link) sendUnreachable(protocol tcpip.TransportProtocolNumber, to netip.Addr, payload []byte) {
 	const payloadBytes = 8
 	message := make([]byte, header.ICMPv4MinimumSize+header.IPv4MinimumSize+payloadBytes)
 	original := header.IPv4(message[header.ICMPv4MinimumSize:])
 	original.Encode(&header.IPv4Fields{
-		TotalLength: header.IPv4MinimumSize + payloadBytes, TTL: 64, Protocol: uint8(protocol), SrcAddr: addressOf(e.Address.Addr()), DstAddr: addressOf(to), //nolint:gosec // 8 bits
+		TotalLength: header.IPv4MinimumSize + payloadBytes, TTL: 64, Protocol: uint8(protocol), SrcAddr: addressOf(l.config.Address.Addr()), DstAddr: addressOf(to), //nolint:gosec // 8 bits
 	})
 	original.SetChecksum(^original.CalculateChecksum())
 	copy(original.Payload(), payload)
@@ -192,24 +203,24 @@ func (e *Edge) sendUnreachable(protocol tcpip.TransportProtocolNumber, to netip.
 	icmp.SetType(header.ICMPv4DstUnreachable)
 	icmp.SetCode(header.ICMPv4AdminProhibited)
 	icmp.SetChecksum(^checksum.Checksum(message, 0))
-	e.sendIPv4(header.ICMPv4ProtocolNumber, e.Gateway(), e.Address.Addr(), message)
+	l.sendIPv4(header.ICMPv4ProtocolNumber, l.config.Gateway(), l.config.Address.Addr(), message)
 }
 
 // sendFrames writes what waits for the guest, several frames at a time.
-func (e *Edge) sendFrames(ctx context.Context, conn net.Conn) error {
+func (l *link) sendFrames(ctx context.Context, conn net.Conn) error {
 	batch := make([]byte, 0, batchBytes)
 	for {
-		p := e.link.ReadContext(ctx)
+		p := l.ReadContext(ctx)
 		if p == nil {
 			return nil
 		}
 		batch = batch[:0]
 		for p != nil {
-			batch = e.appendFrame(batch, p)
-			if len(batch) > cap(batch)-e.MTU-lengthBytes-header.EthernetMinimumSize {
+			batch = l.appendFrame(batch, p)
+			if len(batch) > cap(batch)-l.config.MTU-lengthBytes-header.EthernetMinimumSize {
 				break
 			}
-			p = e.link.Read()
+			p = l.Read()
 		}
 		if _, err := conn.Write(batch); err != nil {
 			return ignoreEnd(err)
@@ -218,12 +229,12 @@ func (e *Edge) sendFrames(ctx context.Context, conn net.Conn) error {
 }
 
 // appendFrame appends a packet in the format of QEMU's stream, and releases it.
-func (e *Edge) appendFrame(batch []byte, p *stack.PacketBuffer) []byte {
+func (l *link) appendFrame(batch []byte, p *stack.PacketBuffer) []byte {
 	defer p.DecRef()
-	e.counts.sent.Add(1)
-	e.counts.sentBytes.Add(int64(p.Size()))
+	l.counts.sent.Add(1)
+	l.counts.sentBytes.Add(int64(p.Size()))
 	batch = binary.BigEndian.AppendUint32(batch, uint32(header.EthernetMinimumSize+p.Size())) //nolint:gosec // one frame
-	batch = append(append(batch, e.MAC...), gatewayMAC...)
+	batch = append(append(batch, l.config.MAC...), gatewayMAC...)
 	batch = binary.BigEndian.AppendUint16(batch, uint16(p.NetworkProtocolNumber)) //nolint:gosec // 16 bits
 	for _, part := range p.AsSlices() {
 		batch = append(batch, part...)

@@ -49,7 +49,7 @@ func (e *Edge) forwardTCP(r *tcp.ForwarderRequest) {
 		_ = outside.Close()
 		return
 	}
-	e.join(e.newGuestConn(&queue, endpoint, share), outside, share)
+	newGuestConn(e, &queue, endpoint, share).join(outside, share)
 }
 
 // dial connects the guest to an address, through another edge or by a socket of the host.
@@ -58,9 +58,9 @@ func (e *Edge) dial(protocol string, from uint16, to netip.AddrPort) (net.Conn, 
 	defer cancel()
 	switch {
 	case to.Addr() == e.Gateway() && to.Port() == control.DNSPort && protocol == control.TCP:
-		return e.serveDNS(), nil
+		return names{e}.serveTCP(), nil
 	case e.Address.Masked().Contains(to.Addr()) && e.Peers != nil && to.Addr() != e.Gateway():
-		return e.dialPeer(ctx, protocol, from, to)
+		return dialPeer(ctx, e.Peers, protocol, from, to)
 	}
 	if err := e.checkOutside(to.Addr()); err != nil {
 		return nil, err
@@ -128,8 +128,8 @@ func DialHost(ctx context.Context, network, address string) (net.Conn, error) {
 }
 
 // dialPeer connects the guest to another machine.
-func (e *Edge) dialPeer(ctx context.Context, protocol string, from uint16, to netip.AddrPort) (net.Conn, error) {
-	socket, err := e.Peers.Dial(ctx, protocol, from, to)
+func dialPeer(ctx context.Context, peers control.Switchboard, protocol string, from uint16, to netip.AddrPort) (net.Conn, error) {
+	socket, err := peers.Dial(ctx, protocol, from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) 
 	case control.UDP:
 		return e.acceptFlow(c, conn)
 	case control.ICMP:
-		return e.acceptPings(c, conn)
+		return e.pings.accept(c, conn)
 	default:
 		return errors.Join(failure.ErrProtocol, conn.Close())
 	}
@@ -161,7 +161,7 @@ func (e *Edge) Accept(ctx context.Context, c control.PeerConn, socket *os.File) 
 	}
 	go func() {
 		defer e.budget.giveBack(share)
-		e.join(guest, conn, share)
+		guest.join(conn, share)
 	}()
 	return nil
 }
@@ -196,7 +196,7 @@ func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
 		e.budget.giveBackFlow()
 		return
 	}
-	guest := e.newGuestFlow(flowKey{id.RemotePort, to}, &queue, endpoint)
+	guest := e.flows.add(flowKey{id.RemotePort, to}, &queue, endpoint)
 	go func() {
 		defer e.budget.giveBackFlow()
 		outside, err := e.dial(control.UDP, id.RemotePort, to)
@@ -205,7 +205,7 @@ func (e *Edge) forwardUDP(r *udp.ForwarderRequest) {
 			e.noteRefusal(control.UDP, to.String(), err)
 			ports := make(header.UDP, header.UDPMinimumSize)
 			ports.Encode(&header.UDPFields{SrcPort: id.RemotePort, DstPort: to.Port(), Length: header.UDPMinimumSize})
-			e.sendUnreachable(header.UDPProtocolNumber, to.Addr(), ports)
+			e.link.sendUnreachable(header.UDPProtocolNumber, to.Addr(), ports)
 			_ = guest.Close()
 			return
 		}

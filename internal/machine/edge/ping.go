@@ -47,6 +47,8 @@ func (k pingKey) received() header.ICMPv4Type {
 
 // pings are the flows of pings, each with what the guest has sent that is yet to be carried on.
 type pings struct {
+	edge *Edge
+
 	mu    sync.Mutex
 	flows map[pingKey]chan header.ICMPv4
 	pace  *rate.Limiter
@@ -65,43 +67,43 @@ func (p *pings) remove(key pingKey, queue chan header.ICMPv4) {
 	}
 }
 
-// receivePing takes a message of ICMP that the guest has sent. Only pings and answers to pings go any further, and the
+// receive takes a message of ICMP that the guest has sent. Only pings and answers to pings go any further, and the
 // gateway answers its own. One in fragments is dropped.
-func (e *Edge) receivePing(ip header.IPv4) {
+func (p *pings) receive(ip header.IPv4) {
 	message := header.ICMPv4(ip.Payload())
 	if ip.More() || ip.FragmentOffset() != 0 || len(message) < header.ICMPv4MinimumSize || message.Code() != 0 {
-		e.counts.dropped.Add(1)
+		p.edge.counts.dropped.Add(1)
 		return
 	}
 	key := pingKey{addrPortOf(ip.DestinationAddress(), 0).Addr(), message.Ident(), message.Type()}
 	switch {
 	case key.sent != header.ICMPv4Echo && key.sent != header.ICMPv4EchoReply:
-		e.counts.dropped.Add(1)
-	case key.sent == header.ICMPv4Echo && key.other == e.Gateway():
-		e.sendPing(key, bytes.Clone(message))
-	case !e.pings.pace.AllowN(e.Clock.Now(), 1):
-		e.counts.dropped.Add(1)
+		p.edge.counts.dropped.Add(1)
+	case key.sent == header.ICMPv4Echo && key.other == p.edge.Gateway():
+		p.send(key, bytes.Clone(message))
+	case !p.pace.AllowN(p.edge.Clock.Now(), 1):
+		p.edge.counts.dropped.Add(1)
 	default:
-		e.queuePing(key, bytes.Clone(message))
+		p.enqueue(key, bytes.Clone(message))
 	}
 }
 
-// queuePing has a ping carried on, or drops it if too many wait.
-func (e *Edge) queuePing(key pingKey, message header.ICMPv4) {
-	e.pings.mu.Lock()
-	defer e.pings.mu.Unlock()
-	queue := e.pings.flows[key]
+// enqueue has a ping carried on, or drops it if too many wait.
+func (p *pings) enqueue(key pingKey, message header.ICMPv4) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	queue := p.flows[key]
 	if queue == nil {
 		if key.sent != header.ICMPv4Echo { // nobody has asked
 			return
 		}
-		if !e.budget.takeFlow() {
-			e.noteRefusal(control.ICMP, key.other.String(), errNoMemory)
+		if !p.edge.budget.takeFlow() {
+			p.edge.noteRefusal(control.ICMP, key.other.String(), errNoMemory)
 			return
 		}
 		queue = make(chan header.ICMPv4, pingQueue)
-		e.pings.flows[key] = queue
-		go e.beginPings(key, queue)
+		p.flows[key] = queue
+		go p.begin(key, queue)
 	}
 	select {
 	case queue <- message:
@@ -109,54 +111,54 @@ func (e *Edge) queuePing(key pingKey, message header.ICMPv4) {
 	}
 }
 
-// beginPings carries on the pings of the guest to another.
-func (e *Edge) beginPings(key pingKey, queue chan header.ICMPv4) {
-	outside, err := e.dial(control.ICMP, key.id, netip.AddrPortFrom(key.other, 0))
+// begin carries on the pings of the guest to another.
+func (p *pings) begin(key pingKey, queue chan header.ICMPv4) {
+	outside, err := p.edge.dial(control.ICMP, key.id, netip.AddrPortFrom(key.other, 0))
 	if err != nil {
-		e.pings.remove(key, queue)
-		e.budget.giveBackFlow()
-		e.noteRefusal(control.ICMP, key.other.String(), err)
-		e.sendUnreachable(header.ICMPv4ProtocolNumber, key.other, <-queue)
+		p.remove(key, queue)
+		p.edge.budget.giveBackFlow()
+		p.edge.noteRefusal(control.ICMP, key.other.String(), err)
+		p.edge.link.sendUnreachable(header.ICMPv4ProtocolNumber, key.other, <-queue)
 		return
 	}
-	defer e.forgetOutside(outside)
-	e.carryPings(key, queue, outside)
+	defer p.edge.forgetOutside(outside)
+	p.carry(key, queue, outside)
 }
 
-// acceptPings carries on the pings of another machine to the guest. Their identifier is the port of that machine.
-func (e *Edge) acceptPings(c control.PeerConn, conn net.Conn) error {
-	if !e.budget.takeFlow() {
+// accept carries on the pings of another machine to the guest. Their identifier is the port of that machine.
+func (p *pings) accept(c control.PeerConn, conn net.Conn) error {
+	if !p.edge.budget.takeFlow() {
 		return errors.Join(errNoMemory, conn.Close())
 	}
 	key, queue := pingKey{c.From.Addr(), c.From.Port(), header.ICMPv4EchoReply}, make(chan header.ICMPv4, pingQueue)
-	e.pings.mu.Lock()
-	e.pings.flows[key] = queue
-	e.pings.mu.Unlock()
-	go e.carryPings(key, queue, conn)
+	p.mu.Lock()
+	p.flows[key] = queue
+	p.mu.Unlock()
+	go p.carry(key, queue, conn)
 	return nil
 }
 
-// carryPings carries pings until the guest has sent none for a while, or the connection ends.
-func (e *Edge) carryPings(key pingKey, queue chan header.ICMPv4, conn net.Conn) {
-	e.counts.flows.Add(1)
-	defer e.counts.flows.Add(-1)
-	defer e.budget.giveBackFlow()
-	defer e.pings.remove(key, queue)
+// carry carries pings until the guest has sent none for a while, or the connection ends.
+func (p *pings) carry(key pingKey, queue chan header.ICMPv4, conn net.Conn) {
+	p.edge.counts.flows.Add(1)
+	defer p.edge.counts.flows.Add(-1)
+	defer p.edge.budget.giveBackFlow()
+	defer p.remove(key, queue)
 	over := make(chan struct{})
 	defer func() { <-over }()
 	defer func() { _ = conn.Close() }()
 	go func() {
 		defer close(over)
-		e.receiveAnswers(key, conn)
+		p.receiveAnswers(key, conn)
 	}()
-	timer := e.Clock.NewTimer(pingTimeout)
+	timer := p.edge.Clock.NewTimer(pingTimeout)
 	defer timer.Stop()
 	for {
 		select {
 		case message := <-queue:
 			message.SetChecksum(0)
 			message.SetChecksum(^checksum.Checksum(message, 0))
-			_ = conn.SetWriteDeadline(e.Clock.Now().Add(pingTimeout))
+			_ = conn.SetWriteDeadline(p.edge.Clock.Now().Add(pingTimeout))
 			if _, err := conn.Write(message); err != nil {
 				return
 			}
@@ -165,33 +167,33 @@ func (e *Edge) carryPings(key pingKey, queue chan header.ICMPv4, conn net.Conn) 
 			return
 		case <-over:
 			return
-		case <-e.context.Done():
+		case <-p.edge.context.Done():
 			return
 		}
 	}
 }
 
 // receiveAnswers gives the guest what comes from another, until the connection ends. Other types of ICMP are dropped.
-func (e *Edge) receiveAnswers(key pingKey, conn net.Conn) {
+func (p *pings) receiveAnswers(key pingKey, conn net.Conn) {
 	message := make(header.ICMPv4, flowPacket)
 	for {
 		n, err := conn.Read(message)
 		if err != nil {
 			return
 		}
-		if n >= header.ICMPv4MinimumSize && n <= e.MTU-header.IPv4MinimumSize && message.Type() == key.received() && message.Code() == 0 {
-			e.sendPing(key, bytes.Clone(message[:n]))
+		if n >= header.ICMPv4MinimumSize && n <= p.edge.MTU-header.IPv4MinimumSize && message.Type() == key.received() && message.Code() == 0 {
+			p.send(key, bytes.Clone(message[:n]))
 		}
 	}
 }
 
-// sendPing sends the guest a message of a flow.
-func (e *Edge) sendPing(key pingKey, message header.ICMPv4) {
+// send sends the guest a message of a flow.
+func (p *pings) send(key pingKey, message header.ICMPv4) {
 	message.SetType(key.received())
 	message.SetIdent(key.id)
 	message.SetChecksum(0)
 	message.SetChecksum(^checksum.Checksum(message, 0))
-	e.sendIPv4(header.ICMPv4ProtocolNumber, key.other, e.Address.Addr(), message)
+	p.edge.link.sendIPv4(header.ICMPv4ProtocolNumber, key.other, p.edge.Address.Addr(), message)
 }
 
 // dialPing returns a socket for pings of an address. The kernel gives them an identifier of its own.

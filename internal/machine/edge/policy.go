@@ -25,7 +25,7 @@ type RouteTable interface {
 // Errors of addresses that a guest may not connect to.
 var (
 	ErrDenied    = errors.New("the operator allows no connections there")
-	ErrNoEgress  = errors.New("the operator allows connections to other machines alone")
+	ErrNoEgress  = errors.New("the operator allows only connections to other machines")
 	ErrSpecial   = errors.New("it is an address for special use")
 	ErrNoUnicast = errors.New("the host has no route to another host there")
 )

@@ -18,8 +18,8 @@ func TestNames(t *testing.T) {
 	for name, want := range map[string]error{
 		"NotRunning": failure.ErrNotRunning, "Fenced": failure.ErrFenced, "Stale": failure.ErrStale, "Unknown": failure.ErrUnknown,
 		"Refused": failure.ErrRefused, "NoMachine": failure.ErrNoMachine, "NoAnswer": failure.ErrNoAnswer, "Taken": failure.ErrTaken,
-		"Busy": failure.ErrBusy, "Inputs": failure.ErrInputs, "InputOpen": failure.ErrInputOpen, "InputLong": failure.ErrInputLong,
-		"Paused": failure.ErrPaused, "NoAgent": failure.ErrNoAgent, "Terminal": failure.ErrTerminal, "Disabled": failure.ErrDisabled,
+		"Busy": failure.ErrBusy, "Inputs": failure.ErrTooManyInputs, "InputOpen": failure.ErrInputOpen, "InputLong": failure.ErrInputTooLong,
+		"Paused": failure.ErrPaused, "NoAgent": failure.ErrNoAgent, "Terminal": failure.ErrTerminalUnsupported, "Settings": failure.ErrSettingsUnsupported, "Disabled": failure.ErrDisabled,
 		"Silent": failure.ErrSilent, "BadAnswer": failure.ErrBadAnswer, "CommandNotFound": failure.ErrCommandNotFound,
 		"CommandNotExecutable": failure.ErrCommandNotExecutable, "Command": failure.ErrCommand, "EndUnknown": failure.ErrEndUnknown,
 		"OutputCut": failure.ErrOutputCut, "Failed": failure.ErrFailed,
@@ -48,6 +48,7 @@ func TestKinds(t *testing.T) {
 		nil: failure.Other, errors.New("hunter2"): failure.Other,
 		fmt.Errorf("a command: %w", failure.ErrEndUnknown): failure.Other,
 		fmt.Errorf("a console: %w", failure.ErrTaken):      failure.Taken,
+		failure.ErrTooManyStreams:                          failure.Busy,
 		failure.ErrAgentRefused:                            failure.Unsupported,
 		failure.ErrUnreachable:                             failure.Retry,
 	} {

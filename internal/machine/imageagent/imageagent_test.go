@@ -14,6 +14,8 @@ import (
 
 	"cloudnative.tw/drover/internal/guest/client"
 	"cloudnative.tw/drover/internal/guest/wire"
+	"cloudnative.tw/drover/internal/machine/failure"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -74,7 +76,7 @@ func TestEndSession(t *testing.T) {
 		next <- second
 	}()
 	assert.Eventually(t, "a caller to wait for the next program", func(testing.TB) error {
-		return assert.ErrorUnless(len(a.turn) == 1, "it does not wait")
+		return assert.ErrorUnless(len(a.opening) == 1, "it does not wait")
 	})
 	a.EndSession()
 	boots <- struct{}{}
@@ -95,4 +97,26 @@ func awaitEnd(t *testing.T, session *client.Client) {
 			return assert.ErrorUnless(false, "it goes on")
 		}
 	})
+}
+
+// TestInputOfBootingGuest checks that input waits for a guest whose program does not answer yet, until its caller leaves.
+func TestInputOfBootingGuest(t *testing.T) {
+	t.Parallel()
+	tries, ended := make(chan struct{}), make(chan error, 1)
+	a := New(nonce, func(ctx context.Context) (net.Conn, error) {
+		select {
+		case tries <- struct{}{}:
+			return nil, failure.ErrSilent
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	})
+	ctx, leave := context.WithCancel(t.Context())
+	go func() {
+		ended <- assert.ErrorOf(a.Exec(ctx, terminal.Command{Args: []string{InputCommand}, Stdin: bytes.NewReader(nil), Stdout: io.Discard}))
+	}()
+	assert.Receive(t, "the first try", tries)
+	assert.Receive(t, "the next try", tries)
+	leave()
+	assert.ErrorIs(t, "the caller who leaves", assert.Receive(t, "the end", ended), context.Canceled)
 }

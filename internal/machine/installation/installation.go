@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package installation installs drover-machine on this host, for the processes that Drover starts from it: supervisors of
-// machines, the broker and converters. Start with InstallProgram.
+// Package installation installs drover-machine on this host. Drover runs that program as supervisors of machines, as the
+// broker and as converters. Start with InstallProgram.
 package installation
 
 import (
@@ -25,10 +25,10 @@ import (
 // ProgramName is the name of the program in lists of processes.
 const ProgramName = "drover-machine"
 
-// MachineOption is followed by the machine's UUID, for those who look at processes.
+// MachineOption is followed by the machine's UUID, for people who look at lists of processes.
 const MachineOption = "-machine"
 
-// Program is a version of the program that is installed on this host.
+// Program is an installed version of drover-machine.
 type Program struct {
 	file   *os.File
 	digest string
@@ -37,23 +37,23 @@ type Program struct {
 // Digest returns the hash of the program's content.
 func (p *Program) Digest() string { return p.digest }
 
-// File returns the program, to be executed by its descriptor. It stays open.
+// File returns the program's file. Callers execute its descriptor, and do not close it.
 func (p *Program) File() *os.File { return p.file }
 
 // maxProgram bounds the size of the program.
 const maxProgram = 256 << 20
 
-// Embedded is the program as a part of this one, nil for one that is installed beside it. It is set before any
-// other use of the package.
+// Embedded is drover-machine if it is a part of this program, else nil. It is set before any other use of the
+// package.
 var Embedded []byte
 
-// InstallProgram copies the program into a folder, as a file of its content's hash that nobody can change but this
-// program's user, and opens it. Every supervisor is executed by that descriptor. The program is the file at a path, or
-// Embedded, or else the one beside this program.
+// InstallProgram copies drover-machine into a folder that only this program's user can change, under a name with the
+// hash of the content, and opens the copy. It installs the file at the path from. If from is empty, it installs
+// Embedded, or else the file beside this program.
 func InstallProgram(folder, from string) (*Program, error) {
 	source, closeSource, err := openSource(from)
 	if err != nil {
-		return nil, fmt.Errorf("the program drover-machine: %w", err)
+		return nil, fmt.Errorf("opening the program drover-machine: %w", err)
 	}
 	defer closeSource()
 	digest, err := digestOf(source)
@@ -75,23 +75,23 @@ func InstallProgram(folder, from string) (*Program, error) {
 	}
 	if err == nil {
 		removeOthers(folder, path)
-		takeRoom(folder, opened.file)
+		reserveSpace(folder, opened.file)
 	}
 	return opened, err
 }
 
-// roomFile is a file whose room on the disk the next version of the program gets: machines need supervisors that it starts
-// also if the disk is full when Drover is upgraded.
-const roomFile = ".room"
+// reserveFile reserves disk space for the next version of drover-machine: Drover must be able to start supervisors even if
+// the disk is full at an upgrade.
+const reserveFile = ".room"
 
-// takeRoom takes the room of the next version of a program, which may be half as large again. Where that is not possible,
-// the next version needs free room.
-func takeRoom(folder string, program *os.File) {
+// reserveSpace reserves space for the next version of a program, which may be half as large again. It ignores errors, since
+// the next version may find free space.
+func reserveSpace(folder string, program *os.File) {
 	info, err := program.Stat()
 	if err != nil {
 		return
 	}
-	path := filepath.Join(folder, roomFile)
+	path := filepath.Join(folder, reserveFile)
 	if have, err := os.Lstat(path); err == nil && have.Size() >= info.Size() {
 		return
 	}
@@ -105,47 +105,47 @@ func takeRoom(folder string, program *os.File) {
 	}
 }
 
-// openRoom opens the file that reserves room for the next version. A killed installation may have written a part of it.
-// isNew is set if the file did not exist.
-func openRoom(folder string) (room *os.File, isNew bool, err error) {
-	path := filepath.Join(folder, roomFile)
+// openReserve opens the file with the reserved space. A killed installation may have written a part of it. isNew is set if
+// the file did not exist.
+func openReserve(folder string) (reserved *os.File, isNew bool, err error) {
+	path := filepath.Join(folder, reserveFile)
 	err = os.Chmod(path, 0o600)
 	isNew = errors.Is(err, fs.ErrNotExist)
 	if err != nil && !isNew {
 		return nil, false, err
 	}
-	room, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the caller's folder
-	return room, isNew, err
+	reserved, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600) //nolint:gosec // in the caller's folder
+	return reserved, isNew, err
 }
 
-// copyProgram copies the program to a path in a folder, all of it or nothing. It is written into the room that was taken
-// for it, which keeps its name until it is the program: whatever ends the copying, the next one has that room.
+// copyProgram copies the program to a path in a folder atomically. It writes into the reserved space, and renames the file
+// only when it is complete: if the copying fails, the next attempt still has the space.
 func copyProgram(source io.ReadSeeker, folder, path string) error {
-	removeLeft(folder)
-	room, isNew, err := openRoom(folder)
+	removeTemporary(folder)
+	reserved, isNew, err := openReserve(folder)
 	if err != nil {
 		return err
 	}
 	var size int64
 	if _, err = source.Seek(0, io.SeekStart); err == nil {
-		size, err = io.Copy(room, source)
+		size, err = io.Copy(reserved, source)
 	}
 	if err == nil {
-		err = errors.Join(room.Truncate(size), room.Chmod(0o555), room.Sync())
+		err = errors.Join(reserved.Truncate(size), reserved.Chmod(0o555), reserved.Sync())
 	}
-	if err = errors.Join(err, room.Close()); err == nil {
-		return os.Rename(room.Name(), path)
+	if err = errors.Join(err, reserved.Close()); err == nil {
+		return os.Rename(reserved.Name(), path)
 	}
-	if isNew { // no room was taken for it
-		err = errors.Join(err, os.Remove(room.Name()))
+	if isNew { // the file holds no reserved space
+		err = errors.Join(err, os.Remove(reserved.Name()))
 	}
 	return err
 }
 
-// removeLeft removes the files that earlier versions of Drover copied to and left when they were killed.
-func removeLeft(folder string) {
-	left, _ := filepath.Glob(filepath.Join(folder, ".new-*"))
-	for _, path := range left {
+// removeTemporary removes the temporary files of earlier versions of Drover that were killed while they copied.
+func removeTemporary(folder string) {
+	temporary, _ := filepath.Glob(filepath.Join(folder, ".new-*"))
+	for _, path := range temporary {
 		_ = os.Remove(path)
 	}
 }
@@ -153,7 +153,7 @@ func removeLeft(folder string) {
 // lockTries is how often a lock is tried, every proc.PollEvery. An installation takes less than a second.
 const lockTries = 2000
 
-// lockInstalls keeps other processes from installing into a folder, which it makes, until unlock.
+// lockInstalls makes a folder, and keeps other processes from installing into it until unlock.
 func lockInstalls(folder string) (unlock func(), err error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func digestOf(source io.Reader) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// IsLatest reports whether no other version was installed since, which would have removed this one.
+// IsLatest reports whether this version is still installed. To install another version removes it.
 func (p *Program) IsLatest() bool {
 	installed, err := os.Stat(p.file.Name())
 	if err != nil {
@@ -190,7 +190,7 @@ func (p *Program) IsLatest() bool {
 	return err == nil && os.SameFile(installed, own)
 }
 
-// removeOthers removes other versions. Those who execute one keep it.
+// removeOthers removes other versions. Processes that execute one of them go on.
 func removeOthers(folder, kept string) {
 	versions, _ := filepath.Glob(filepath.Join(folder, "drover-machine-*"))
 	for _, path := range versions {
@@ -200,7 +200,7 @@ func removeOthers(folder, kept string) {
 	}
 }
 
-// openSource opens the program to install. Callers stream it, which keeps it out of the controller's memory.
+// openSource opens the program to install. It does not read the file as a whole, to spare the controller's memory.
 func openSource(path string) (source io.ReadSeeker, closeSource func(), err error) {
 	if path == "" && Embedded != nil {
 		return bytes.NewReader(Embedded), func() {}, nil
@@ -224,7 +224,7 @@ func openSource(path string) (source io.ReadSeeker, closeSource func(), err erro
 	return f, func() { _ = f.Close() }, nil
 }
 
-// openProgram opens a file that has to be what it was made as.
+// openProgram opens an installed program, and checks that its content has the digest.
 func openProgram(path, digest string) (*Program, error) {
 	f, err := os.Open(path) //nolint:gosec // in the caller's folder
 	if err != nil {
@@ -232,7 +232,7 @@ func openProgram(path, digest string) (*Program, error) {
 	}
 	have, err := digestOf(f)
 	if err == nil && have != digest {
-		err = fmt.Errorf("%s was changed", path)
+		err = fmt.Errorf("the content of %s was changed after its installation", path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -240,7 +240,7 @@ func openProgram(path, digest string) (*Program, error) {
 	return &Program{f, digest}, nil
 }
 
-// findProgram returns the path of the program that is installed beside this one.
+// findProgram returns the path of drover-machine in the folder of this program.
 func findProgram() (string, error) {
 	own, err := os.Executable()
 	if err != nil {

@@ -21,7 +21,7 @@ func TestRoomOfNextProgram(t *testing.T) {
 	dir, source := t.TempDir(), t.TempDir()+"/program"
 	install := func(text string) (*Program, os.FileInfo, error) {
 		t.Helper()
-		room, missing := os.Stat(dir + "/" + roomFile)
+		room, missing := os.Stat(dir + "/" + reserveFile)
 		assert.NoError(t, os.WriteFile(source, []byte(text), 0o600))
 		installed, err := InstallProgram(dir, source)
 		assert.NoError(t, err)
@@ -36,7 +36,7 @@ func TestRoomOfNextProgram(t *testing.T) {
 	if assert.NoError(t, err); !os.SameFile(room, used) || used.Size() != 9000 {
 		t.Errorf("the second has not got the room, and has %d bytes", used.Size())
 	}
-	assert.NoError(t, os.Remove(dir+"/"+roomFile))
+	assert.NoError(t, os.Remove(dir+"/"+reserveFile))
 	_, _, missing = install("three")
 	assert.ErrorIs(t, "the room before the third", missing, os.ErrNotExist)
 	names, err := os.ReadDir(dir)
@@ -93,16 +93,16 @@ func TestRoomSurvives(t *testing.T) {
 				return copyProgram(endless{bytes.NewReader([]byte("tw")), c.end}, dir, dir+"/drover-machine-x")
 			}
 			_ = copyPart()
-			if _, err := os.Stat(dir + "/" + roomFile); name == "failed" && !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Stat(dir + "/" + reserveFile); name == "failed" && !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("without room is left %v", err)
 			}
 			install("one")
-			room, err := os.Stat(dir + "/" + roomFile)
+			room, err := os.Stat(dir + "/" + reserveFile)
 			assert.NoError(t, err)
 			assert.NoError(t, os.WriteFile(dir+"/.new-left", nil, 0o600))
 			_ = copyPart()
 			if c.change != nil {
-				assert.NoError(t, c.change(dir+"/"+roomFile))
+				assert.NoError(t, c.change(dir+"/"+reserveFile))
 			}
 			used := install("two")
 			assert.True(t, os.SameFile(room, used) && used.Size() == 3, "the next has not got the room, and has %d bytes", used.Size())

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	guestconfig "cloudnative.tw/drover/internal/guest/config"
 )
 
 const (
@@ -26,21 +28,23 @@ var (
 	// namePattern excludes commas, which separate QEMU's options.
 	namePattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 	accelerators = []string{AccelKVM, AccelTCG}
-	formats      = []string{formatQcow2, formatRaw}
+	// reservedSerials are of Drover's disks.
+	reservedSerials = []string{SeedSerial, guestconfig.RootSerial, guestconfig.DataSerial, guestconfig.ModulesSerial, guestconfig.FilesSerial, guestconfig.ResultSerial}
+	formats         = []string{formatQcow2, formatRaw}
 )
 
-// check refuses a description that QEMU would misunderstand, or that does not name the
-// descriptor of each file exactly once.
+// check fails for a configuration that QEMU would misunderstand, or that does not name each
+// descriptor of files exactly once.
 func (c MachineConfig) check(files *Files) error {
 	if err := c.checkMachine(); err != nil {
 		return err
 	}
 	if len(c.Volumes) > maxVolumes {
-		return fmt.Errorf("volumes are %d: at most %d are possible", len(c.Volumes), maxVolumes)
+		return fmt.Errorf("volumes has %d entries, and at most %d are possible", len(c.Volumes), maxVolumes)
 	}
 	names := map[string]bool{}
 	for i, v := range c.Volumes {
-		if !namePattern.MatchString(v.Name) || v.Name == SeedSerial || names[v.Name] {
+		if !namePattern.MatchString(v.Name) || slices.Contains(reservedSerials, v.Name) || names[v.Name] {
 			return fmt.Errorf("volumes[%d].name is %q: it must be unique, of letters, digits, dots, dashes and underscores", i, v.Name)
 		}
 		names[v.Name] = true
@@ -51,7 +55,7 @@ func (c MachineConfig) check(files *Files) error {
 func (c MachineConfig) checkMachine() error {
 	switch {
 	case !uuidPattern.MatchString(c.UUID):
-		return fmt.Errorf("uuid is %.80q: it must be a UUID in small letters", c.UUID)
+		return fmt.Errorf("uuid is %.80q: it must be a lowercase UUID", c.UUID)
 	case !namePattern.MatchString(c.ID):
 		return fmt.Errorf("id is %.80q: it must be of letters, digits, dots, dashes and underscores", c.ID)
 	case !namePattern.MatchString(c.Type):
@@ -70,7 +74,7 @@ func (c MachineConfig) checkMachine() error {
 
 func (c MachineConfig) checkGuest() error {
 	if c.Guest != nil && (c.Kernel == nil || c.AgentFD == 0 || c.SeedFD != 0) {
-		return errors.New("guest is set: it needs kernel and agentFD, and no seedFD")
+		return errors.New("guest is set, so kernel and agentFD must be set, and seedFD must not")
 	}
 	return nil
 }
@@ -90,16 +94,16 @@ func (c MachineConfig) drives() []Drive {
 func (c MachineConfig) checkFormats() error {
 	for _, d := range c.drives() {
 		if d.Format != "" && (d.Format != formatRaw || d.Backing != nil) {
-			return fmt.Errorf("the format of a disk is %.80q: it must be %q, on top of no image, or empty for qcow2", d.Format, formatRaw)
+			return fmt.Errorf("the format of a disk is %.80q: it must be %q, without a backing image, or empty for qcow2", d.Format, formatRaw)
 		}
 		if d.Backing != nil && !slices.Contains(formats, d.Backing.Format) {
-			return fmt.Errorf("the format of an image is %.80q: it must be one of %q", d.Backing.Format, formats)
+			return fmt.Errorf("the format of a backing image is %.80q: it must be one of %q", d.Backing.Format, formats)
 		}
 	}
 	return nil
 }
 
-// setFDs returns the descriptors that QEMU takes from sets: of disks, of the result and of the output.
+// setFDs returns the descriptors that QEMU uses through fdsets (-add-fd): of disks, of the result and of the output.
 func (c MachineConfig) setFDs() []int {
 	var all []int
 	for _, d := range c.drives() {
@@ -113,11 +117,17 @@ func (c MachineConfig) setFDs() []int {
 	}
 	if c.Guest != nil {
 		all = append(all, c.Guest.ImageFD, c.Guest.ResultFD, c.Guest.OutputFDs[0], c.Guest.OutputFDs[1])
+		if c.Guest.ModulesFD != 0 {
+			all = append(all, c.Guest.ModulesFD)
+		}
+		if c.Guest.FilesFD != 0 {
+			all = append(all, c.Guest.FilesFD)
+		}
 	}
 	return all
 }
 
-// reopenedFDs returns the descriptors whose files QEMU opens again.
+// reopenedFDs returns the descriptors whose files QEMU opens again through /proc/self/fd.
 func (c MachineConfig) reopenedFDs() []int {
 	var all []int
 	if c.Kernel != nil {
@@ -132,7 +142,7 @@ func (c MachineConfig) reopenedFDs() []int {
 	return all
 }
 
-// socketFDs returns the descriptors that QEMU takes as they are.
+// socketFDs returns the descriptors that QEMU uses directly.
 func (c MachineConfig) socketFDs() []int {
 	if c.AgentFD == 0 {
 		return nil
@@ -144,11 +154,11 @@ func (c MachineConfig) checkDescriptors(files *Files) error {
 	used := slices.Concat(c.setFDs(), c.reopenedFDs(), c.socketFDs())
 	for i, fd := range used {
 		if fd < firstFD || fd >= firstFD+len(files.files) || slices.Contains(used[:i], fd) {
-			return fmt.Errorf("descriptor %d: each one from %d to %d must be used once", fd, firstFD, firstFD+len(files.files)-1)
+			return fmt.Errorf("descriptor %d is unknown or used twice: each descriptor from %d to %d must be used once", fd, firstFD, firstFD+len(files.files)-1)
 		}
 	}
 	if len(used) != len(files.files) {
-		return fmt.Errorf("there are %d files for %d descriptors", len(files.files), len(used))
+		return fmt.Errorf("the configuration names %d descriptors for %d files", len(used), len(files.files))
 	}
 	return nil
 }

@@ -16,12 +16,12 @@ import (
 	guestconfig "cloudnative.tw/drover/internal/guest/config"
 )
 
-// MachineConfig describes a machine: all that QEMU's command line depends on. It names files by the
-// numbers of their descriptors in QEMU, and no path.
+// MachineConfig has everything that determines QEMU's command line. It names files by their
+// descriptors in QEMU, and contains no path.
 type MachineConfig struct {
 	UUID        string   `json:"uuid"`
-	ID          string   `json:"id"`          // part of QEMU's name
-	Type        string   `json:"type"`        // of the machine, with its version
+	ID          string   `json:"id"`          // a part of QEMU's option -name
+	Type        string   `json:"type"`        // the machine type, with its version
 	Accel       string   `json:"accelerator"` // AccelKVM or AccelTCG
 	CPUs        int64    `json:"cpus"`
 	MemoryBytes int64    `json:"memoryBytes"`
@@ -32,34 +32,33 @@ type MachineConfig struct {
 	SeedFD int `json:"seedFD,omitempty"`
 	// AgentFD is a listening socket that leads to the guest's agent, 0 for none.
 	AgentFD int `json:"agentFD,omitempty"`
-	// Guest is set for the machine of a container image, which has a kernel and an agent too.
+	// Guest is set for the machine of a container image. Kernel and AgentFD are then set too.
 	Guest *Guest `json:"guest,omitempty"`
 }
 
-// Drive is a disk of a machine: a qcow2 file, on top of an image if it has one, or a raw file.
+// Drive is a disk of a machine: a qcow2 file, which may have a backing image, or a raw file.
 type Drive struct {
 	FD int `json:"fd"`
-	// Format is "raw" for a raw file. A description of a program that does not know the field
-	// has none, and means a qcow2 file. A program that does not know it refuses a description
-	// that has one.
+	// Format is "raw" for a raw file, and empty for a qcow2 file, as in descriptions of earlier
+	// versions, which lack the field.
 	Format   string `json:"format,omitempty"`
 	Backing  *Layer `json:"backing,omitempty"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-// Volume is a further disk; the guest sees its name as the serial number.
+// Volume is an additional disk. The guest sees its name as the serial number.
 type Volume struct {
 	Name string `json:"name"`
 	Drive
 }
 
-// Layer is an image that a disk stands on.
+// Layer is the backing image of a disk.
 type Layer struct {
 	FD     int    `json:"fd"`
 	Format string `json:"format"`
 }
 
-// Kernel is booted in place of the one on the disk.
+// Kernel is booted in place of the kernel on the disk.
 type Kernel struct {
 	FD       int    `json:"fd"`
 	InitrdFD int    `json:"initrdFD,omitempty"` // 0 for none
@@ -74,23 +73,23 @@ const (
 	AccelTCG = "tcg"
 )
 
-// Formats of disks and images, by QEMU's names for them.
+// Formats of disks and images, by QEMU's driver names.
 const (
 	formatQcow2 = "qcow2"
 	formatRaw   = "raw"
 )
 
-// RootNode is the name of the root disk in QEMU.
+// RootNode is the QEMU node name of the root disk.
 const RootNode = "root"
 
-// VolumeNode returns the name of a volume in QEMU.
+// VolumeNode returns the QEMU node name of a volume.
 func VolumeNode(name string) string { return "volume-" + name }
 
-// SeedSerial is the serial number of the disk that cloud-init reads. No volume should have
-// a name with capital letters. A guest finds the disk by its label.
+// SeedSerial is the serial number of the disk that cloud-init reads. It has capital letters,
+// so that no volume has the same name. cloud-init finds the disk by its label.
 const SeedSerial = "CIDATA"
 
-// seedArguments returns the disk that cloud-init reads.
+// seedArguments returns the arguments for the disk that cloud-init reads.
 func seedArguments(fd int) []string {
 	node := Object{
 		"driver": formatRaw, "node-name": "seed", "read-only": true,
@@ -99,8 +98,8 @@ func seedArguments(fd int) []string {
 	return []string{"-blockdev", node.Text(), "-device", diskDevice("seed", Object{"serial": SeedSerial})}
 }
 
-// Arguments returns QEMU's arguments for a description; files are those that it names, opened. It
-// refuses what QEMU would misunderstand.
+// Arguments returns QEMU's arguments. It fails for a configuration that QEMU would misunderstand.
+// files are the open files whose descriptors the configuration names.
 func (c MachineConfig) Arguments(files *Files) ([]string, error) {
 	if err := c.check(files); err != nil {
 		return nil, err
@@ -108,11 +107,11 @@ func (c MachineConfig) Arguments(files *Files) ([]string, error) {
 	return c.arguments(), nil
 }
 
-// Sandbox is the filter that QEMU applies to itself.
+// Sandbox is the value of QEMU's option -sandbox.
 const Sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
-// arguments returns the command line. Text that a user chose is in JSON or in a separate
-// argument, never in an option with commas.
+// arguments returns the command line. Text from users is passed as JSON or as a separate
+// argument, never in a comma-separated option.
 func (c MachineConfig) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
@@ -160,11 +159,13 @@ func (c MachineConfig) arguments() []string {
 	}
 	if c.Guest != nil {
 		args = append(args, c.Guest.portArguments()...)
+		args = append(args, c.Guest.modulesArguments()...)
+		args = append(args, c.Guest.filesArguments()...)
 	}
 	return args
 }
 
-// rootDevice returns what the guest sees of the root disk.
+// rootDevice returns the properties of the root disk's device.
 func (c MachineConfig) rootDevice() Object {
 	if c.Guest != nil {
 		return Object{"serial": guestconfig.DataSerial}
@@ -172,10 +173,10 @@ func (c MachineConfig) rootDevice() Object {
 	return Object{"bootindex": 1}
 }
 
-// serialChardev is the name of the serial console in QEMU.
+// serialChardev is the chardev of the serial console.
 const serialChardev = "serial"
 
-// consoleArguments returns what leads to the serial port.
+// consoleArguments returns the arguments for the serial port.
 func (c MachineConfig) consoleArguments() []string {
 	if c.Guest != nil {
 		return kernelLogArguments()
@@ -183,7 +184,7 @@ func (c MachineConfig) consoleArguments() []string {
 	return []string{"-serial", "chardev:" + serialChardev}
 }
 
-// agentPort returns the name by which the agent finds its port.
+// agentPort returns the name of the virtio-serial port that the agent opens.
 func (c MachineConfig) agentPort() string {
 	if c.Guest != nil {
 		return guestconfig.AgentPort
@@ -194,41 +195,39 @@ func (c MachineConfig) agentPort() string {
 // BalloonInterval is how often QEMU asks the guest for its memory statistics.
 const BalloonInterval = 5 * time.Second
 
-// balloonDevice is a device by which the guest reports its memory. It takes none from the
-// guest.
+// balloonDevice lets the guest report its memory usage. It is never inflated.
 var balloonDevice = Object{
 	"driver": "virtio-balloon-pci", "id": "balloon", "guest-stats-polling-interval": int(BalloonInterval / time.Second),
 }
 
-// agentSlot is the PCI slot of the guest agent's device, the last one that machines have. QEMU
-// gives the other devices the lowest free slots in the order of the command line, so this one
-// must neither have such a slot nor come before them: guests name network interfaces by
-// slots. A later device of its kind is another function of this slot, and any other device
-// that machines get later has a fixed address too.
+// agentSlot is the PCI slot of the guest agent's device, the last slot of a machine. Guests name
+// network interfaces by slots, so the slots of existing devices must never change. QEMU gives
+// devices without an address the lowest free slots. Therefore every device that is added later
+// must have a fixed address, such as another function of this slot.
 const agentSlot = "1e"
 
-// AgentChardev is the name of the guest agent's socket in QEMU.
+// AgentChardev is the chardev of the guest agent's socket.
 const AgentChardev = "agent"
 
-// agentArguments returns the device by which the guest's agent is reached, by a port of a name.
+// agentArguments returns the virtio-serial controller, and the agent's port with a name.
 func agentArguments(fd int, name string) []string {
 	controller := Object{"driver": "virtio-serial-pci", "id": "serial", "bus": "pcie.0", "addr": agentSlot + ".0", "multifunction": true}
 	return slices.Concat([]string{"-chardev", socketDevice(AgentChardev, fd), "-device", controller.Text()}, portArguments(AgentChardev, name))
 }
 
-// portArguments returns a port of the agent's device, which a program in the guest finds by its name.
+// portArguments returns a port of the virtio-serial controller. A program in the guest finds it by its name.
 func portArguments(chardev, name string) []string {
 	return []string{"-device", Object{"driver": "virtserialport", "bus": "serial.0", "chardev": chardev, "name": name}.Text()}
 }
 
-// socketDevice returns a character device that serves the socket of a descriptor.
+// socketDevice returns a chardev that accepts connections to an inherited listening socket.
 func socketDevice(id string, fd int) string {
 	return fmt.Sprintf("socket,id=%s,fd=%d,server=on,wait=off", id, fd)
 }
 
-// translationCacheMiB is how much translated code QEMU keeps for an emulated guest (tb-size). When the cache is
+// translationCacheMiB is the size of QEMU's cache of translated code for an emulated guest (tb-size). When the cache is
 // full, QEMU empties it and translates again. QEMU's default, an eighth of the host's memory and at most 1 GiB
-// (accel/tcg/region.c), is more than Drover reserves for QEMU itself: memory.OverheadTCG, and the limit of a pod.
+// (accel/tcg/region.c), would exceed the memory that Drover reserves for QEMU: memory.OverheadTCG, and a pod's limit.
 const translationCacheMiB = 64
 
 // AcceleratorOption returns the value of QEMU's option -accel.
@@ -258,7 +257,7 @@ func (k Kernel) arguments() []string {
 // Object is a JSON object.
 type Object map[string]any
 
-// Text returns the object as JSON, its keys in order.
+// Text returns the object as JSON with sorted keys.
 func (o Object) Text() string {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -267,8 +266,8 @@ func (o Object) Text() string {
 	return string(text)
 }
 
-// networkArguments returns the guest's network interface, whose frames QEMU carries over a socket that others connect to.
-// QEMU has no other network. The guest does not boot from it.
+// networkArguments returns the guest's network interface. QEMU passes its frames to the client of an inherited listening
+// socket, and has no other access to a network. Without a romfile the guest does not boot from the network.
 func (c MachineConfig) networkArguments() []string {
 	return []string{
 		"-netdev", fmt.Sprintf("stream,id=net,server=on,addr.type=fd,addr.str=%d", networkFD),
@@ -282,8 +281,8 @@ func MACAddress(uuid string) net.HardwareAddr {
 	return append(net.HardwareAddr{0x52, 0x54}, sum[:4]...)
 }
 
-// arguments returns the arguments of a disk. Its backing file is named in full, so that
-// QEMU follows no pointer in a file.
+// arguments returns the arguments of a disk. They always state the backing file, so that
+// QEMU does not open the backing file that a qcow2 header names.
 func (d Drive) arguments(name string, device Object) []string {
 	node := Object{
 		"driver": cmp.Or(d.Format, formatQcow2), "node-name": name, "discard": "unmap",
@@ -301,10 +300,10 @@ func (d Drive) arguments(name string, device Object) []string {
 	return []string{"-blockdev", node.Text(), "-device", diskDevice(name, device)}
 }
 
-// diskDevice returns the device by which the guest sees a disk. An error of the host's
-// disk pauses the guest. A guest that got the error would make its file system read-only
-// and lose the data that it could not write, although the error may be over soon, for
-// example if a quota or a network caused it.
+// diskDevice returns the device of a disk. An error of the host's disk pauses the guest.
+// If the guest received the error, it would make its file system read-only and lose the
+// data that it could not write, although the error may be over soon, such as a full disk
+// or a broken network.
 func diskDevice(name string, device Object) string {
 	device["driver"], device["drive"], device["id"] = "virtio-blk-pci", name, "disk-"+name
 	device["werror"], device["rerror"] = "stop", "stop"

@@ -12,12 +12,13 @@ import (
 	"strings"
 	"testing"
 
+	guestconfig "cloudnative.tw/drover/internal/guest/config"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
 
-// decode returns the JSON value of the option that follows a flag and mentions
-// a text.
+// decode returns the JSON value of the option that follows a flag and contains the
+// string mentions.
 func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
 	t.Helper()
 	for i, arg := range args {
@@ -190,14 +191,15 @@ func TestCheck(t *testing.T) {
 		"memory":            {func(c *MachineConfig) { c.MemoryBytes = 1 }, "memoryBytes"},
 		"command line":      {func(c *MachineConfig) { c.Kernel.Cmdline = "a\x00b" }, "kernel.cmdline"},
 		"volume":            {func(c *MachineConfig) { c.Volumes[0].Name = "a,b" }, "volumes[0].name"},
+		"a serial number":   {func(c *MachineConfig) { c.Volumes[0].Name = guestconfig.FilesSerial }, "volumes[0].name"},
 		"the seed's name":   {func(c *MachineConfig) { c.Volumes[0].Name = SeedSerial }, "volumes[0].name"},
 		"many volumes":      {func(c *MachineConfig) { c.Volumes = make([]Volume, maxVolumes+1) }, "volumes"},
 		"format":            {func(c *MachineConfig) { c.Root.Backing.Format = "vmdk" }, "format"},
 		"format of a disk":  {func(c *MachineConfig) { c.Volumes[0].Format, c.Volumes[0].Backing = "vmdk", nil }, "format of a disk"},
-		"raw on an image":   {func(c *MachineConfig) { c.Root.Format = formatRaw }, "on top of no image"},
+		"raw on an image":   {func(c *MachineConfig) { c.Root.Format = formatRaw }, "without a backing image"},
 		"standard output":   {func(c *MachineConfig) { c.Root.FD = 1 }, "descriptor 1"},
 		"a disk twice":      {func(c *MachineConfig) { c.Volumes[0].FD = c.Root.FD }, "descriptor 9"},
-		"a descriptor less": {func(c *MachineConfig) { c.SeedFD = 0 }, "7 files for 6"},
+		"a descriptor less": {func(c *MachineConfig) { c.SeedFD = 0 }, "names 6 descriptors for 7 files"},
 		"a socket twice":    {func(c *MachineConfig) { c.AgentFD = c.SeedFD }, "descriptor 14"},
 		"too high":          {func(c *MachineConfig) { c.SeedFD = 100 }, "descriptor 100"},
 	} {
@@ -231,8 +233,8 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// checkArguments checks that no other options are used than every machine has, and that
-// texts are where they belong.
+// checkArguments checks that only the options that every machine has are used, and that
+// the configured strings are only in the options that they belong to.
 func (c MachineConfig) checkArguments(t *testing.T) {
 	t.Helper()
 	args := c.arguments()
@@ -281,7 +283,7 @@ func decodeAll(t *testing.T, args []string, flag string) []map[string]any {
 	return all
 }
 
-// TestDevice checks which devices machines' users may use, and by which group.
+// TestDevice checks which devices the users of machines may use, and through which group.
 func TestDevice(t *testing.T) {
 	t.Parallel()
 	framework.RequireRoot(t, "start machines as other users")

@@ -15,11 +15,11 @@ import (
 
 // Confinement says how a QEMU was confined when it was started.
 type Confinement struct {
-	// UserID is the user ID of the machine, or of the program that started it.
+	// UserID is the user ID that QEMU runs as.
 	UserID uint32 `json:"userID"`
 	// HasUniqueID is set if no other machine has that user ID.
 	HasUniqueID bool `json:"hasUniqueID,omitempty"`
-	// LandlockABI is the version of Landlock that was applied, 0 for none.
+	// LandlockABI is the version of Landlock that confines QEMU, 0 for none.
 	LandlockABI int `json:"landlockABI,omitempty"`
 }
 
@@ -31,7 +31,7 @@ func (o Invocation) confinementOf(user *confine.User) Confinement {
 	return c
 }
 
-// Describe describes the confinement of a QEMU and its gaps, for people.
+// Describe describes the confinement of a QEMU process for users.
 func (c Confinement) Describe() string {
 	text := fmt.Sprintf("it runs as user ID %d", c.UserID)
 	switch {
@@ -48,26 +48,27 @@ func (c Confinement) Describe() string {
 	return fmt.Sprintf("%s, with version %d of Landlock", text, c.LandlockABI)
 }
 
-// IsWeak reports whether a QEMU has this program's user and no Landlock, so that only the
-// filter of system calls confines it.
+// IsWeak reports whether only the filter of system calls confines a QEMU: it runs as this
+// program's user, and without Landlock.
 func (c Confinement) IsWeak() bool {
 	return c.LandlockABI == 0 && c.UserID == uint32(os.Geteuid()) //nolint:gosec // a user ID
 }
 
-// Matches reports whether a machine that is started now would have the same kind of user.
+// Matches reports whether a QEMU that was started with c is as separate from other users as a QEMU that is
+// started now.
 func (u *Users) Matches(c Confinement) bool {
-	return !u.AreSeparate() || c.UserID != uint32(os.Geteuid()) && (u.last == 0 || c.HasUniqueID) //nolint:gosec // a user ID
+	return !u.AreSeparate() || (c.UserID != uint32(os.Geteuid()) && (u.last == 0 || c.HasUniqueID)) //nolint:gosec // a user ID
 }
 
-// FindExposures returns the exposures of this host for which the confinement of machines cannot
-// make up: a folder of machines that other users can look into, and the right of this program's
-// user to command the Docker engine, which machines of that user have too.
+// FindExposures returns weaknesses of this host that undo the confinement of machines: a folder
+// of machines that other users can read, or machines that run as a user who may control the
+// Docker engine.
 func (u *Users) FindExposures(folder string) []string {
 	groups, _ := os.Getgroups()
 	return u.FindExposuresOf(os.Geteuid(), append(groups, os.Getegid()), folder)
 }
 
-// FindExposuresOf does the same as FindExposures for a Drover that runs as another user with the given groups.
+// FindExposuresOf is FindExposures for a Drover that runs as another user with the given groups.
 func (u *Users) FindExposuresOf(uid int, groups []int, folder string) []string {
 	var found []string
 	if info, err := os.Stat(folder); err == nil && info.Mode().Perm()&0o077 != 0 {

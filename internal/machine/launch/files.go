@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Descriptors that each QEMU gets after the standard streams. The files that its Config
-// names have descriptors from firstFD on.
+// Descriptors that each QEMU process inherits after the standard streams. The files that a
+// MachineConfig names have descriptors from firstFD on.
 const (
 	runLockFD = 3 + iota
 	controlFD
@@ -20,14 +20,14 @@ const (
 	firstFD
 )
 
-// Endpoints are open files that each QEMU gets, whatever its Config.
+// Endpoints are the open files that each QEMU process inherits.
 type Endpoints struct {
-	// RunLock is held by QEMU, which does not know of it.
+	// RunLock is an open lock file. It stays locked while QEMU, which does not use it, keeps it open.
 	RunLock *os.File
-	// Control and Events are listening sockets that speak QMP, and Serial is one for the
-	// serial console.
+	// Control and Events are listening sockets for QMP, and Serial is a listening socket for
+	// the serial console.
 	Control, Events, Serial *os.File
-	// SerialLog gets what the guest prints on its serial console. It appends.
+	// SerialLog receives the output of the serial console. It is opened for appending.
 	SerialLog *os.File
 	// Network is a listening socket for the frames of the guest's network.
 	Network *os.File
@@ -37,13 +37,12 @@ func (e Endpoints) files() []*os.File {
 	return []*os.File{e.RunLock, e.Control, e.Events, e.Serial, e.SerialLog, e.Network}
 }
 
-// Files are the open files and sockets that a Config names. QEMU gets descriptors, so it uses
-// the files that were checked, even if their paths lead to others by then.
+// Files are the open files and sockets that a MachineConfig names. QEMU inherits descriptors,
+// so it uses exactly the files that were checked, even if their paths were replaced.
 type Files struct{ files []*os.File }
 
-// Add takes over a file, and returns the descriptor that it will have in QEMU. A disk must
-// be open in the mode in which QEMU opens it: for reading and writing unless it is
-// read-only.
+// Add takes ownership of a file, and returns the descriptor that the file will have in QEMU. A
+// disk must be open for reading and writing, unless it is read-only.
 func (f *Files) Add(file *os.File) (fd int) {
 	f.files = append(f.files, file)
 	return firstFD + len(f.files) - 1
@@ -56,18 +55,18 @@ func (f *Files) Close() {
 	}
 }
 
-// fileOf returns the file of a descriptor that a checked Config names.
+// fileOf returns the file for a descriptor of a valid MachineConfig.
 func (f *Files) fileOf(fd int) *os.File { return f.files[fd-firstFD] }
 
-// fdsetName returns the name by which QEMU opens a descriptor that is in a set. It takes
-// the descriptor as if it had opened the name.
+// fdsetName returns the path that makes QEMU use a descriptor of an fdset in place of opening
+// a file.
 func fdsetName(fd int) string { return fmt.Sprintf("/dev/fdset/%d", fd) }
 
-// fdsetArguments puts a descriptor into the set of its number.
+// fdsetArguments puts a descriptor into the fdset with its number.
 func fdsetArguments(fd int) []string {
 	return []string{"-add-fd", fmt.Sprintf("fd=%d,set=%[1]d", fd)}
 }
 
-// reopenName returns the name by which QEMU opens the file of a descriptor again, where it
-// does not look for the name of a set.
+// reopenName returns a path that opens the file of a descriptor again, for options in which
+// QEMU does not support fdsets.
 func reopenName(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }

@@ -202,11 +202,11 @@ func closeNew[C interface{ Close() error }](c C, err error) error {
 	return c.Close()
 }
 
-// never marks what nothing denies. Zero marks what is denied without Landlock too.
+// never marks an attack that no version of Landlock denies. Zero marks an attack that is denied without Landlock too.
 const never = 1000
 
-// deniedSince says from which version of Landlock on an attack is denied: to a machine that
-// runs as Drover's user, and to one that root has given a separate user.
+// deniedSince has the first version of Landlock that denies an attack: by a machine that runs as
+// Drover's user, and by a machine to which root has given a separate user.
 var deniedSince = map[string]struct{ sameUser, ownUser int }{
 	"read another disk": {1, 0}, "read a key": {1, 0}, "read shadow": {1, 0}, "read passwd": {1, 1}, "read own disk": {1, 0},
 	"list a folder": {1, 1}, "find a disk": {never, 0}, "change a mode": {0, 0},

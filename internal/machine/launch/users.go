@@ -20,12 +20,12 @@ import (
 )
 
 const (
-	// DefaultUser is the default of the user that gives machines their group.
+	// DefaultUser is the default name of the user whose group machines run as.
 	DefaultUser = "drover-qemu"
-	// DefaultUserIDs are above those that distributions, directory services and containers
+	// DefaultUserIDs are above the IDs that distributions, directory services and containers
 	// assign by default.
 	DefaultUserIDs = "2100000000-2100065535"
-	// maxUserID is the highest user ID that Linux has: the next one means none.
+	// maxUserID is the highest user ID in Linux: the next number stands for no user.
 	maxUserID = math.MaxUint32 - 1
 )
 
@@ -41,13 +41,14 @@ var (
 // program.
 type Users struct {
 	name        string
-	first, last uint32 // one ID for each machine; none if last is 0
+	first, last uint32 // the range of user IDs, one for each machine; without a range, last is 0
 
 	mu sync.Mutex
 }
 
-// NewUsers returns the users of a name and a range of IDs, such as "2000-2999", which may be
-// empty. Only root can start machines as other users: any other caller names none.
+// NewUsers returns the users for a name and a range of IDs, such as "2000-2999". Both may be
+// empty. A caller that is not root passes an empty name, since only root can start machines as
+// other users.
 func NewUsers(name, ids string) (*Users, error) {
 	u := &Users{name: name}
 	if name == "" || ids == "" {
@@ -57,25 +58,25 @@ func NewUsers(name, ids string) (*Users, error) {
 	from, err := strconv.ParseUint(first, 10, 32)
 	to, err2 := strconv.ParseUint(last, 10, 32)
 	if err := errors.Join(err, err2); err != nil || from < 1 || to < from || to > maxUserID {
-		return nil, fmt.Errorf("user IDs are %.80q: they must be a range such as %s, from 1 to %d", ids, DefaultUserIDs, uint32(maxUserID))
+		return nil, fmt.Errorf("the user IDs of machines are %.80q: they must be a range such as %s, from 1 to %d", ids, DefaultUserIDs, uint32(maxUserID))
 	}
 	u.first, u.last = uint32(from), uint32(to)
 	return u, nil
 }
 
-// AreSeparate reports whether machines have other users than this program. Nil starts none.
+// AreSeparate reports whether machines run as other users than this program. It is false for nil.
 func (u *Users) AreSeparate() bool { return u != nil && u.name != "" }
 
-// Check reports whether machines can be started as their users.
+// Check fails if the user of machines does not exist or is not usable.
 func (u *Users) Check() error {
 	_, err := u.findUser()
 	return err
 }
 
-// findUser returns the user of the name. It fails with ErrNoUser.
+// findUser looks up the user by its name, nil if the name is empty. It fails with ErrNoUser.
 func (u *Users) findUser() (*confine.User, error) {
 	if u.name == "" {
-		return nil, nil //nolint:nilnil // Nil stands for the user of this program.
+		return nil, nil //nolint:nilnil // Machines run as the user of this program.
 	}
 	found, err := user.Lookup(u.name)
 	if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
@@ -90,14 +91,14 @@ func (u *Users) findUser() (*confine.User, error) {
 		return nil, fmt.Errorf("%w: user %s: %w", ErrNoUser, u.name, err)
 	}
 	if uid == 0 || gid == 0 {
-		return nil, fmt.Errorf("%w: user %s has the rights of root: name another", ErrNoUser, u.name)
+		return nil, fmt.Errorf("%w: user %s has the ID or group of root: name another user", ErrNoUser, u.name)
 	}
 	return &confine.User{ID: uint32(uid), GroupID: uint32(gid)}, nil
 }
 
-// CheckDevice reports whether machines' users may use a device.
+// CheckDevice fails unless machines' users may read and write a device.
 func (u *Users) CheckDevice(path string) error {
-	device, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // the caller's
+	device, err := os.OpenFile(path, os.O_RDWR, 0) //nolint:gosec // a path of the caller
 	if err != nil {
 		return err
 	}
@@ -107,31 +108,31 @@ func (u *Users) CheckDevice(path string) error {
 	}
 	const forAll = 0o006
 	if u.AreSeparate() && info.Mode().Perm()&forAll != forAll && deviceGroups(path) == nil {
-		return fmt.Errorf("%s is for root alone, and machines run as other users: it needs a group that may read and write it, such as kvm", path)
+		return fmt.Errorf("only root may use %s, and machines run as other users: give it a group that may read and write it, such as kvm", path)
 	}
 	return nil
 }
 
-// StartAs calls start with the user of a new machine, or of another program that is confined as
-// one, and no other start at the same time: an ID is free while no process has it.
+// StartAs calls start with the user for a new machine, or for another program that is confined
+// like a machine. It allows one call at a time, since an ID counts as free until a process has it.
 func (u *Users) StartAs(start func(*confine.User) error) error {
-	as, err := u.findUser()
+	user, err := u.findUser()
 	if err != nil {
 		return err
 	}
-	if as == nil || u.last == 0 {
-		return start(as)
+	if user == nil || u.last == 0 {
+		return start(user)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if as.ID, err = u.freeID(); err != nil {
+	if user.ID, err = u.freeID(); err != nil {
 		return err
 	}
-	return start(as)
+	return start(user)
 }
 
-// freeID returns an ID that no process of this host has. It begins at a random one, so that
-// independent programs rarely choose the same.
+// freeID returns an ID that no process of this host has. It begins at a random ID, so that
+// independent programs rarely choose the same ID.
 func (u *Users) freeID() (uint32, error) {
 	count := uint64(u.last-u.first) + 1
 	begin := rand.Uint64N(count) //nolint:gosec // The ID need not be secret.
@@ -141,5 +142,5 @@ func (u *Users) freeID() (uint32, error) {
 			return id, nil
 		}
 	}
-	return 0, fmt.Errorf("%w: processes have all %d from %d to %d: allow more", ErrUserIDsExhausted, count, u.first, u.last)
+	return 0, fmt.Errorf("%w: processes have all %d IDs from %d to %d: configure a larger range", ErrUserIDsExhausted, count, u.first, u.last)
 }

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package memory admits guests to the memory of a host: memory that a machine was promised but
-// does not use yet is not promised to another machine.
+// Package memory admits machines to the memory of a host. Memory that was promised to a machine
+// is not promised to another one, even while the first does not use it.
 //
 // Start with Reservations.
 package memory
@@ -16,18 +16,18 @@ import (
 	"cloudnative.tw/drover/internal/machine/control"
 )
 
-// Memory that a machine needs in addition to its guest's: for QEMU, somewhat more than was measured
-// (docs/performance.md), and for its supervisor. For an emulated guest QEMU also holds the translated
-// code, which package launch bounds.
+// Memory that a machine needs in addition to the guest's memory: for QEMU, with some margin over the
+// measurements in docs/performance.md, and for the supervisor. For an emulated guest QEMU also has a
+// cache of translated code, which package launch bounds.
 const (
 	OverheadKVM = 64<<20 + supervisor
 	OverheadTCG = 160<<20 + supervisor
-	// supervisor is the memory of a supervisor's program and of all connections through its edge.
+	// supervisor is the memory of a supervisor, and of all connections through its edge.
 	supervisor = 4<<20 + control.EdgeMemoryBytes
 )
 
-// OverheadOf returns the overhead of an accelerator. An unknown one gets the larger
-// overhead.
+// OverheadOf returns the overhead for an accelerator. For an unknown accelerator it is the larger
+// one.
 func OverheadOf(accel string) int64 {
 	if accel == machine.AccelKVM {
 		return OverheadKVM
@@ -38,17 +38,17 @@ func OverheadOf(accel string) int64 {
 // Room is the memory that is available for guests.
 type Room struct {
 	Available int64
-	// Reserve is additional memory that the host keeps free. Only a machine that has run with
-	// as much memory before may use it.
+	// Reserve is additional memory that the host keeps free. Only a machine with RanBefore may
+	// use it.
 	Reserve int64
-	// Where says, for people, which memory it is a part of.
+	// Where names, for people, the owner of Available, such as the host or a control group.
 	Where string
-	// Promised holds, by server, the memory that each running machine was promised and does
-	// not use yet. It is unused, but not free.
+	// Promised has, by server, the memory that each running machine was promised but does not
+	// use yet. It is a part of Available.
 	Promised map[string]int64
 }
 
-// ShortageError refuses a machine that does not fit.
+// ShortageError means that the memory is too small for a machine.
 type ShortageError struct {
 	Demand
 
@@ -66,21 +66,21 @@ func (e *ShortageError) Error() string {
 // Reservations admit guests to the memory of the host.
 type Reservations struct {
 	mu sync.Mutex
-	// starting holds, by server, the memory that starting guests need.
+	// starting has, by server, the memory that starting machines need.
 	starting map[string]int64
 }
 
-// Demand is the memory that a machine needs for its guest and as overhead. The machine first
-// frees Freed bytes. RanBefore is set for a machine that has run with as much memory: it may
-// use the reserve, and its overhead does not count, so that a host runs the same machines
-// after its restart, even if they were started by versions without reserve and overhead.
+// Demand is the memory that a machine needs for its guest, and as overhead. Freed is memory that
+// the machine frees first. RanBefore is set for a machine that has run with as much memory
+// before. It may use the reserve, and its overhead does not count. So a host can run the same
+// machines after its restart, even if earlier versions started them without reserve and overhead.
 type Demand struct {
 	Guest, Overhead, Freed int64
 	RanBefore              bool
 }
 
-// Take sets memory aside for a machine until its start is over, and refuses a machine
-// that does not fit.
+// Take reserves memory for a machine until its start is over. It fails with a ShortageError if
+// the memory is too small.
 func (r *Reservations) Take(id string, want Demand, findRoom func() (Room, error)) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,7 +98,7 @@ func (r *Reservations) Take(id string, want Demand, findRoom func() (Room, error
 	}, nil
 }
 
-// Check reports whether a machine would be admitted.
+// Check fails with a ShortageError if Take would.
 func (r *Reservations) Check(want Demand, findRoom func() (Room, error)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,8 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/output"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
-	"cloudnative.tw/drover/test/bugs"
-	"cloudnative.tw/drover/test/tier"
+	"cloudnative.tw/drover/test/bugs/bugstest"
 )
 
 // machine has the files of a machine's output, as QEMU, its supervisor and readers have them.
@@ -119,7 +117,7 @@ func TestSlowReaderLearnsOfItsLoss(t *testing.T) {
 	const most = 256 << 10
 	m := newMachine(t, most)
 	over := false
-	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, *output.Positions, error) { return over, nil, nil }})
+	r := m.open(t.Context(), output.Options{FailsOnLoss: true, IsOver: func() (bool, *output.Positions, error) { return over, nil, nil }})
 	var got strings.Builder
 	var lost int64
 	line := 0
@@ -148,7 +146,7 @@ func TestSlowReaderLearnsOfItsLoss(t *testing.T) {
 func TestFastReaderGetsAll(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, 128<<10)
-	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, *output.Positions, error) { return false, nil, nil }})
+	r := m.open(t.Context(), output.Options{FailsOnLoss: true, IsOver: func() (bool, *output.Positions, error) { return false, nil, nil }})
 	part := [2]string{strings.Repeat("\x00\xff\n", 20_000), strings.Repeat("no newline", 7_000)}
 	for round := range 20 {
 		for stream, text := range part {
@@ -195,26 +193,7 @@ func TestEndsWithRun(t *testing.T) {
 // TestSeededBugs checks that the tests of this package find the bugs of its files.
 func TestSeededBugs(t *testing.T) {
 	t.Parallel()
-	if bugs.IsSeeded() {
-		t.Skip("this is such a test")
-	}
-	tier.Full(t, "it builds the tests once more")
-	root, err := filepath.Abs("../../..")
-	assert.NoError(t, err)
-	overlay, err := bugs.WriteOverlay(root, t.TempDir())
-	assert.NoError(t, err)
-	program := filepath.Join(t.TempDir(), "output.test")
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay="+overlay, "-o", program, ".").CombinedOutput()
-	assert.Require(t, err == nil, "the tests are not built: %v\n%s", err, out)
-	for _, bug := range bugs.All {
-		if filepath.Base(filepath.Dir(bug.Edits[0].File)) != "output" {
-			continue
-		}
-		cmd := exec.CommandContext(t.Context(), program, "-test.timeout=20s")
-		cmd.Env = append(os.Environ(), bugs.Variable+"="+bug.Name)
-		out, err := cmd.CombinedOutput()
-		assert.True(t, err != nil, "no test finds %s:\n%s", bug.Name, out)
-	}
+	bugstest.Check(t, "internal/machine/output", nil, "-test.timeout=1m")
 }
 
 // TestReadsOneRun checks that a run's output begins where it was when the run was started, and that the log begins with
@@ -244,7 +223,7 @@ func TestReadsOneRun(t *testing.T) {
 	got, lost, err := read(m.open(t.Context(), output.Options{From: second}), 1<<20)
 	assert.True(t, errors.Is(err, io.EOF) && lost == output.Positions{} && len(got[0]) >= 128<<10 && !strings.Contains(got[0], "\x00"),
 		"what is kept has %d bytes, lost are %v, %v", len(got[0]), lost, err)
-	got, lost, err = read(m.open(t.Context(), output.Options{From: second, MissesNone: true}), 1<<20)
+	got, lost, err = read(m.open(t.Context(), output.Options{From: second, FailsOnLoss: true}), 1<<20)
 	assert.True(t, errors.Is(err, io.EOF) && int64(len(got[0]))+lost[0] == 50_000*15, "it got %d bytes and lost %v, %v", len(got[0]), lost, err)
 }
 
@@ -290,7 +269,7 @@ func TestHoldsGuest(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, 1<<20)
 	begun, ended := make(chan struct{}), make(chan struct{})
-	r := m.open(t.Context(), output.Options{MissesNone: true, IsOver: func() (bool, *output.Positions, error) { return false, nil, nil }, HoldAfter: 100_000, Hold: func(ctx context.Context) {
+	r := m.open(t.Context(), output.Options{FailsOnLoss: true, IsOver: func() (bool, *output.Positions, error) { return false, nil, nil }, HoldAfter: 100_000, Hold: func(ctx context.Context) {
 		begun <- struct{}{}
 		<-ctx.Done()
 		ended <- struct{}{}

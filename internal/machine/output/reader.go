@@ -19,46 +19,49 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// pollEvery is the interval between two looks for further output.
+// pollEvery is the interval at which files are checked for further output.
 const pollEvery = 50 * time.Millisecond
 
 // Options select what a Reader reads.
 type Options struct {
-	// From is where to begin, and To where to end; nil means the present end. A reader that waits ends with the run.
+	// From and To are where to begin and end. If To is nil, a reader that waits stops at the end of the run, and one
+	// that does not wait at the current end.
 	From Positions
 	To   *Positions
 	// TailLines is how many lines of each stream to read at most; nil means all.
 	TailLines *int64
-	// IsOver reports whether the run is over, and returns where the output of the next run begins, nil without one. If
+	// IsOver reports whether the run is over. next is where the output of the next run begins, nil if there is none. If
 	// IsOver is nil, the reader does not wait for output.
 	IsOver func() (isOver bool, next *Positions, err error)
-	// MissesNone is for a reader who needs all from From on: output that was removed is a terminal.LostOutputError then.
-	MissesNone bool
-	// Hold holds the guest back until ctx ends. It is called when the reader is HoldAfter bytes behind; nil means never.
+	// FailsOnLoss makes the reader fail with a terminal.LostOutputError if output after From was removed. Otherwise
+	// the reader begins at the oldest output that is kept.
+	FailsOnLoss bool
+	// Hold stops the guest's output until ctx ends. It is called when the reader is HoldAfter bytes behind. If Hold is
+	// nil, the guest never waits for the reader.
 	Hold      func(ctx context.Context)
 	HoldAfter int64
 }
 
-// Reader reads the output of a command, both streams in the order in which it finds them.
+// Reader reads the output of a command. It alternates between the two streams while both have output.
 type Reader struct {
 	Options
 
-	ctx   context.Context
-	leave context.CancelFunc
-	files [2]*os.File
-	// end is how far the output is known to be the run's. With isOver it is all of the run's.
+	ctx    context.Context
+	cancel context.CancelFunc
+	files  [2]*os.File
+	// end is where the output of the run ends, as far as known. If isOver, that is final.
 	end    Positions
 	isOver bool
-	first  int // the stream that is looked at first
+	first  int // the stream to read next
 
-	mu sync.Mutex // guards changes of at
-	at Positions
+	mu     sync.Mutex // guards writes of offset, and reads by watchLag
+	offset Positions
 }
 
 // Open opens a reader of the files in a machine's directory. Reading ends with ctx.
 func Open(ctx context.Context, path func(name string) string, o Options) (*Reader, error) {
-	r := &Reader{Options: o, at: o.From, isOver: o.IsOver == nil}
-	r.ctx, r.leave = context.WithCancel(ctx)
+	r := &Reader{Options: o, offset: o.From, isOver: o.IsOver == nil}
+	r.ctx, r.cancel = context.WithCancel(ctx)
 	for stream, name := range FileNames {
 		f, _, err := atomicfile.Open(path(name))
 		if err != nil {
@@ -70,12 +73,12 @@ func Open(ctx context.Context, path func(name string) string, o Options) (*Reade
 		}
 	}
 	if r.Hold != nil {
-		go r.watchLag() //nolint:contextcheck // it is derived from ctx
+		go r.watchLag() //nolint:contextcheck // r.ctx is derived from ctx
 	}
 	return r, nil
 }
 
-// selectPart finds where to begin and to end in a stream.
+// selectPart sets where to begin and end in a stream.
 func (r *Reader) selectPart(stream int, f *os.File) error {
 	size, err := sizeOf(f)
 	if err != nil {
@@ -84,22 +87,22 @@ func (r *Reader) selectPart(stream int, f *os.File) error {
 	if r.end[stream] = size; r.To != nil {
 		r.end[stream] = min(r.To[stream], size)
 	}
-	if !r.MissesNone {
-		r.at[stream], err = r.findKept(stream, r.From[stream])
+	if !r.FailsOnLoss {
+		r.offset[stream], err = r.firstKeptOffset(stream, r.From[stream])
 	}
 	if err == nil && r.TailLines != nil {
-		r.at[stream], err = FindTail(f, r.at[stream], r.end[stream], *r.TailLines)
+		r.offset[stream], err = FindTail(f, r.offset[stream], r.end[stream], *r.TailLines)
 	}
 	return err
 }
 
-// findKept returns the first position from one on whose output is still there.
-func (r *Reader) findKept(stream int, from int64) (int64, error) {
-	at, err := unix.Seek(int(r.files[stream].Fd()), from, unix.SEEK_DATA)
+// firstKeptOffset returns the first offset at or after from whose output was not removed.
+func (r *Reader) firstKeptOffset(stream int, from int64) (int64, error) {
+	kept, err := unix.Seek(int(r.files[stream].Fd()), from, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // no output follows
 		return from, nil
 	}
-	return at, err
+	return kept, err
 }
 
 // Read implements io.Reader.
@@ -108,8 +111,8 @@ func (r *Reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadStream is Read, and reports whether the output is of standard error. An error may be a terminal.LostOutputError:
-// the reader goes on after the lost output.
+// ReadStream is like Read, and also reports whether the output is from standard error. After a terminal.LostOutputError
+// the next call continues after the lost output.
 func (r *Reader) ReadStream(p []byte) (n int, isStderr bool, err error) {
 	for {
 		for _, stream := range [2]int{r.first, 1 - r.first} {
@@ -131,9 +134,9 @@ func (r *Reader) ReadStream(p []byte) (n int, isStderr bool, err error) {
 	}
 }
 
-// extend moves the end to that of the present output, or of the run if it is over. It reports whether the end has moved.
+// extend sets end to the end of the files, or of the run if it is over. It reports whether end has moved.
 func (r *Reader) extend() (grew bool, err error) {
-	end, err := r.sizes() // before IsOver: this output is the run's if the run is not over afterwards
+	end, err := r.sizes() // read before IsOver: if the run is still not over afterwards, this output belongs to it
 	if err != nil {
 		return false, err
 	}
@@ -165,30 +168,30 @@ func (r *Reader) sizes() (all Positions, err error) {
 	return all, nil
 }
 
-// readAvailable reads output of a stream before its end, without waiting. Output that is freed at the same time reads as
-// zeros, so the reader checks afterwards that it was there.
+// readAvailable reads output of a stream up to r.end, without waiting. Removed output reads as zeros, so
+// firstKeptOffset checks afterwards that the output was not removed during the read.
 func (r *Reader) readAvailable(stream int, p []byte) (int, error) {
-	at := r.at[stream]
-	p = p[:max(0, min(int64(len(p)), r.end[stream]-at))]
-	n, err := r.files[stream].ReadAt(p, at)
+	offset := r.offset[stream]
+	p = p[:max(0, min(int64(len(p)), r.end[stream]-offset))]
+	n, err := r.files[stream].ReadAt(p, offset)
 	if n == 0 {
 		return 0, terminal.IgnoreEOF(err)
 	}
-	kept, err := r.findKept(stream, at)
+	kept, err := r.firstKeptOffset(stream, offset)
 	if err != nil {
 		return 0, err
 	}
-	if kept > at {
+	if kept > offset {
 		var lost Positions
-		lost[stream] = kept - at
-		r.move(stream, kept)
+		lost[stream] = kept - offset
+		r.setOffset(stream, kept)
 		return 0, &terminal.LostOutputError{Stdout: lost[Stdout], Stderr: lost[Stderr]}
 	}
-	r.move(stream, at+int64(n))
+	r.setOffset(stream, offset+int64(n))
 	return n, nil
 }
 
-// watchLag holds the guest back while the reader is far behind, also one that does not read at all.
+// watchLag holds the guest's output while the reader is far behind, even if the reader has stopped reading.
 func (r *Reader) watchLag() {
 	isHeld, release := false, func() {}
 	defer func() { release() }()
@@ -213,32 +216,30 @@ func (r *Reader) startHolding() (release func()) {
 	return release
 }
 
-// lag returns how many bytes of a stream the reader is behind at most.
+// lag returns how many bytes the reader is behind in the stream where it is further behind.
 func (r *Reader) lag() (behind int64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sizes, err := r.sizes()
-	return max(sizes[Stdout]-r.at[Stdout], sizes[Stderr]-r.at[Stderr]), err
+	return max(sizes[Stdout]-r.offset[Stdout], sizes[Stderr]-r.offset[Stderr]), err
 }
 
-// move moves the reader to a position.
-func (r *Reader) move(stream int, to int64) {
+func (r *Reader) setOffset(stream int, offset int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.at[stream] = to
+	r.offset[stream] = offset
 }
 
-// Close implements io.Closer. The guest goes on.
+// Close implements io.Closer. It releases a guest that waits for the reader.
 func (r *Reader) Close() error {
-	r.leave()
+	r.cancel()
 	for _, f := range r.files {
-		_ = f.Close() // which is only read
+		_ = f.Close() // open for reading only, so nothing can be lost
 	}
 	return nil
 }
 
-// FindTail returns where the last lines of a file begin, between begin and end. What comes after the last end of a
-// line is a line too.
+// FindTail returns the offset of the last lines in the range [begin, end). Bytes after the last newline count as a line.
 func FindTail(file io.ReaderAt, begin, end, lines int64) (int64, error) {
 	if lines == 0 {
 		return end, nil
@@ -248,7 +249,7 @@ func FindTail(file io.ReaderAt, begin, end, lines int64) (int64, error) {
 		from := max(begin, to-int64(len(block)))
 		part := block[:to-from]
 		if _, err := file.ReadAt(part, from); err != nil {
-			return begin, terminal.IgnoreEOF(err) // the file was cut in between
+			return begin, terminal.IgnoreEOF(err) // the file was truncated during the read
 		}
 		for i, b := range slices.Backward(part) {
 			if at := from + int64(i) + 1; b == '\n' && at < end {

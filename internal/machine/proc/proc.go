@@ -1,8 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proc finds, measures and ends processes of this host, as the kernel shows them
-// in /proc.
+// Package proc finds, measures and ends processes of this host. It reads /proc.
 package proc
 
 import (
@@ -22,7 +21,7 @@ import (
 )
 
 const (
-	// KillWithin is how long a killed process may take to be gone.
+	// KillWithin is how long a process may take to end after SIGKILL.
 	KillWithin = 5 * time.Second
 	// PollEvery is the interval between two checks of a process.
 	PollEvery = 5 * time.Millisecond
@@ -45,8 +44,8 @@ func Path(pid int, name string) string {
 	return filepath.Join("/proc", strconv.Itoa(pid), name)
 }
 
-// HasOption reports whether a process has an option with a value on its command line,
-// each in a separate argument.
+// HasOption reports whether the command line of a process has an option and, as the next
+// argument, its value.
 func HasOption(pid int, option, value string) bool {
 	line, err := os.ReadFile(Path(pid, "cmdline"))
 	return err == nil && bytes.Contains(line, []byte("\x00"+option+"\x00"+value+"\x00"))
@@ -61,7 +60,7 @@ func UserID(pid int) int64 {
 	return int64(info.Uid)
 }
 
-// Boot returns what identifies this boot of the host.
+// Boot returns the kernel's ID of this boot of the host.
 var Boot = sync.OnceValue(func() string {
 	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(id))
@@ -81,25 +80,25 @@ func UserOf(pid int) (user, group uint32, err error) {
 			return user, group, nil
 		}
 	}
-	return 0, 0, fmt.Errorf("%s names no user", Path(pid, "status"))
+	return 0, 0, fmt.Errorf("%s lacks the lines Uid and Gid", Path(pid, "status"))
 }
 
-// RaiseOOMScore makes the kernel, when memory runs out, end a process before this one. A
-// process may always make itself, and those of its user, the likelier choice.
+// RaiseOOMScore makes the kernel prefer a process to this one when it runs out of memory. To
+// raise the score of an own process needs no privilege.
 func RaiseOOMScore(pid int) {
-	const step, highest = 300, 1000
+	const increase, maxScore = 300, 1000
 	file := func(pid int) string { return Path(pid, "oom_score_adj") }
 	text, err := os.ReadFile(file(os.Getpid()))
 	if err != nil {
 		return
 	}
 	if own, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-		_ = os.WriteFile(file(pid), []byte(strconv.Itoa(min(own+step, highest))), 0o600)
+		_ = os.WriteFile(file(pid), []byte(strconv.Itoa(min(own+increase, maxScore))), 0o600)
 	}
 }
 
-// Kill kills a process and waits until it is gone; 0 means none. It uses a handle on the
-// process, so that the one that isTarget checks is the one that gets the signal.
+// Kill kills a process if isTarget accepts it, and waits for its end. It does nothing for a process ID of 0. It
+// opens a pidfd first: if the ID is used again meanwhile, the new process gets no signal.
 func Kill(ctx context.Context, pid int, isTarget func(pid int) bool) error {
 	if pid == 0 {
 		return nil
@@ -125,8 +124,8 @@ func Kill(ctx context.Context, pid int, isTarget func(pid int) bool) error {
 	return waitEnded(ctx, handle)
 }
 
-// waitEnded waits for a process to end. Its handle becomes readable once none of its
-// threads runs any more.
+// waitEnded waits for a process to end. A pidfd becomes readable once all threads of the
+// process have ended.
 func waitEnded(ctx context.Context, handle int) error {
 	ctx, cancel := context.WithTimeout(ctx, KillWithin)
 	defer cancel()
@@ -139,16 +138,16 @@ func waitEnded(ctx context.Context, handle int) error {
 		case err != nil && !errors.Is(err, unix.EINTR):
 			return err
 		case ctx.Err() != nil:
-			return fmt.Errorf("it still runs after SIGKILL: %w", ctx.Err())
+			return fmt.Errorf("the process still runs after SIGKILL: %w", ctx.Err())
 		}
 	}
 }
 
-// Wait waits for a program, as cmd.Wait does, which has a thread wait for as long as the program
-// runs. Wait has one only to the moment when the runtime's poller says that the program has ended.
+// Wait waits for a program to end, like cmd.Wait. But cmd.Wait blocks a thread as long as the
+// program runs, and Wait only after the runtime's poller has reported the end.
 func Wait(cmd *exec.Cmd) error {
 	if fd, err := unix.PidfdOpen(cmd.Process.Pid, unix.PIDFD_NONBLOCK); err == nil { // needs Linux 5.10
-		handle := os.NewFile(uintptr(fd), "process")
+		handle := os.NewFile(uintptr(fd), "pidfd")
 		defer func() { _ = handle.Close() }()
 		if conn, err := handle.SyscallConn(); err == nil {
 			_ = conn.Read(hasEnded)
@@ -157,10 +156,10 @@ func Wait(cmd *exec.Cmd) error {
 	return cmd.Wait()
 }
 
-// hasEnded reports whether the process of a handle has ended. One that cannot be asked counts as ended.
+// hasEnded reports whether the process of a pidfd has ended. It reports true if poll(2) fails.
 func hasEnded(handle uintptr) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(handle), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor is small
-	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+	return n > 0 || (err != nil && !errors.Is(err, unix.EINTR))
 }
 
 // Pause waits for d, and reports whether ctx is still active.

@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// secondRestart is how long the second restart in a row waits. The first is at once, and each later one waits twice
-	// as long as the one before, up to MaxRestartWait.
-	secondRestart = 100 * time.Millisecond
+	// minRestartWait is the wait before the second restart in a row. The first restart does not wait. The wait doubles
+	// with each further restart, up to MaxRestartWait.
+	minRestartWait = 100 * time.Millisecond
 	// MaxRestartWait is the longest wait between two starts of a program.
 	MaxRestartWait = 5 * time.Second
-	// stableRun is how long a program has to run for its next restart to be the first in a row again.
+	// stableRun is how long a program must run to begin a new row of restarts.
 	stableRun = 2 * time.Second
 )
 
-// ErrEndsSoon means that a program has ended soon after its last starts, and is not started again yet.
+// ErrEndsSoon means that a program ended soon after each of its last starts, and must wait for the next start.
 var ErrEndsSoon = errors.New("it ended soon after each of its last starts")
 
-// Starts bounds how often a program that ends soon is started again, whoever asks for it.
+// Starts limits how often programs that end soon are started again.
 type Starts struct {
 	clock clock.PassiveClock
 
@@ -34,32 +34,31 @@ type Starts struct {
 	last map[string]lastStart
 }
 
-// lastStart is the last start of a program, and how long after it the next has to wait.
+// lastStart is the last start of a program, and the minimum time until the next start.
 type lastStart struct {
 	at   time.Time
 	wait time.Duration
 }
 
-// NewStarts returns Starts without any program.
+// NewStarts returns a Starts that knows of no start.
 func NewStarts(c clock.PassiveClock) *Starts {
 	return &Starts{clock: c, last: map[string]lastStart{}}
 }
 
-// Take counts a start of the named program, or returns an ErrEndsSoon if the program must wait. The text of
-// the error is the same each time, so that a status or log that has it does not change with the time left.
-// Programs that run stably are forgotten.
-func (s *Starts) Take(name string) error {
+// Count counts a start of the named program, or returns ErrEndsSoon if the program must wait. The error does
+// not tell the time left, so that a status with this text does not change all the time.
+func (s *Starts) Count(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
 	maps.DeleteFunc(s.last, func(_ string, l lastStart) bool { return now.Sub(l.at) >= l.wait+stableRun })
 	last, isRestart := s.last[name]
-	if left := last.wait - now.Sub(last.at); isRestart && left > 0 {
+	if timeLeft := last.wait - now.Sub(last.at); isRestart && timeLeft > 0 {
 		return fmt.Errorf("%w, and is started again within %s", ErrEndsSoon, MaxRestartWait)
 	}
 	next := lastStart{at: now}
 	if isRestart {
-		next.wait = min(max(2*last.wait, secondRestart), MaxRestartWait)
+		next.wait = min(max(2*last.wait, minRestartWait), MaxRestartWait)
 	}
 	s.last[name] = next
 	return nil

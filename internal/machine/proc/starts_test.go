@@ -24,7 +24,7 @@ func TestStarts(t *testing.T) {
 	const tick = 10 * time.Millisecond
 	for at := time.Duration(0); at < 20*time.Second; at += tick {
 		for range 3 {
-			if err := s.Take("ends"); err == nil {
+			if err := s.Count("ends"); err == nil {
 				starts = append(starts, int(at.Milliseconds()))
 			} else {
 				assert.ErrorIs(t, "a start too soon", err, ErrEndsSoon, "and is started again within 5s")
@@ -34,15 +34,15 @@ func TestStarts(t *testing.T) {
 	}
 	want := []int{0, 0, 100, 300, 700, 1500, 3100, 6300, 11300, 16300}
 	assert.True(t, slices.Equal(starts, want), "it was started at %v ms, want %v", starts, want)
-	assert.NoError(t, s.Take("another"))
+	assert.NoError(t, s.Count("another"))
 	pass(MaxRestartWait + stableRun)
 	for range 2 {
-		assert.NoError(t, s.Take("ends"))
+		assert.NoError(t, s.Count("ends"))
 	}
-	assert.ErrorIs(t, "the second restart", s.Take("ends"), ErrEndsSoon, "and is started again within 5s")
+	assert.ErrorIs(t, "the second restart", s.Count("ends"), ErrEndsSoon, "and is started again within 5s")
 	for range 3 {
-		pass(secondRestart + stableRun)
-		assert.NoError(t, s.Take("ends"))
+		pass(minRestartWait + stableRun)
+		assert.NoError(t, s.Count("ends"))
 	}
 	assert.True(t, len(s.last) == 1, "it keeps %v", s.last)
 }

@@ -16,13 +16,13 @@ import (
 // tick is the unit of CPU time in /proc, the same on all architectures that Go supports.
 const tick = 10 * time.Millisecond
 
-// Usage says how much a process has used.
+// Usage is the resource usage of a process.
 type Usage struct {
 	CPU         time.Duration
 	MemoryBytes int64
 }
 
-// ReadUsage reads a process's CPU time and resident size; 0 means no process.
+// ReadUsage reads a process's CPU time and resident size. It fails for a process ID of 0.
 func ReadUsage(pid int) (Usage, error) {
 	if pid == 0 {
 		return Usage{}, errors.New("no process")
@@ -34,8 +34,8 @@ func ReadUsage(pid int) (Usage, error) {
 	return parseUsage(stat)
 }
 
-// StartTicks returns when a process was started, in ticks since the host's start. With the
-// process ID it identifies the process until the host is started again.
+// StartTicks returns when a process was started, in ticks since the host booted. Process ID and
+// start time identify a process until the next boot.
 func StartTicks(pid int) (int64, error) {
 	const startTime = 19
 	stat, err := os.ReadFile(Path(pid, "stat"))
@@ -61,16 +61,16 @@ func parseUsage(stat []byte) (Usage, error) {
 	}, nil
 }
 
-// parseStat returns some fields of /proc/<pid>/stat, by their numbers after the second field,
-// which may have blanks in it.
-func parseStat(stat []byte, numbers ...int) ([]int64, error) {
+// parseStat returns fields of /proc/<pid>/stat. Index 0 is the third field: the second one may
+// contain spaces, and ends with the last closing parenthesis.
+func parseStat(stat []byte, indexes ...int) ([]int64, error) {
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	values := make([]int64, len(numbers))
-	for i, at := range numbers {
-		if len(fields) <= at {
-			return nil, fmt.Errorf("it has %d fields", len(fields))
+	values := make([]int64, len(indexes))
+	for i, index := range indexes {
+		if len(fields) <= index {
+			return nil, fmt.Errorf("/proc/<pid>/stat has only %d fields after the second", len(fields))
 		}
-		n, err := strconv.ParseInt(string(fields[at]), 10, 64)
+		n, err := strconv.ParseInt(string(fields[index]), 10, 64)
 		if err != nil {
 			return nil, err
 		}
@@ -79,14 +79,14 @@ func parseStat(stat []byte, numbers ...int) ([]int64, error) {
 	return values, nil
 }
 
-// ReadFigures reads a file of the kernel that has one name and number per line, such as
-// /proc/meminfo. Numbers in kB are returned in bytes.
-func ReadFigures(path string) (map[string]int64, error) {
-	content, err := os.ReadFile(path) //nolint:gosec // the kernel's
+// ReadStats reads a file of the kernel that has a name and a number on each line, such as
+// /proc/meminfo. It converts numbers in kB to bytes.
+func ReadStats(path string) (map[string]int64, error) {
+	content, err := os.ReadFile(path) //nolint:gosec // a file of the kernel
 	if err != nil {
 		return nil, err
 	}
-	figures := map[string]int64{}
+	stats := map[string]int64{}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 {
@@ -99,7 +99,7 @@ func ReadFigures(path string) (map[string]int64, error) {
 		if len(fields) > 2 && fields[2] == "kB" {
 			n <<= 10
 		}
-		figures[strings.TrimSuffix(fields[0], ":")] = n
+		stats[strings.TrimSuffix(fields[0], ":")] = n
 	}
-	return figures, nil
+	return stats, nil
 }

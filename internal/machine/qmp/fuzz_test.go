@@ -35,7 +35,7 @@ func FuzzMessages(f *testing.F) {
 		go func() { _, _ = io.Copy(io.Discard, there) }()
 		c := &Client{
 			conn: here, onEvent: func(e Event) { got = append(got, e) }, waiting: map[uint64]chan message{},
-			greeted: make(chan struct{}), over: make(chan struct{}),
+			greeted: make(chan struct{}), done: make(chan struct{}),
 		}
 		first, answer := c.registerCommand()
 		go func() {

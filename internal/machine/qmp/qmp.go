@@ -3,8 +3,8 @@
 
 // Package qmp is a client of the QEMU Machine Protocol on a Unix socket.
 //
-// Start with Dial. QEMU serves one client of a socket at a time; further ones
-// are queued and get their greeting when the client before them is gone.
+// Start with Dial. QEMU serves one client of a socket at a time. Further clients
+// wait in a queue for their greeting until the client before them has left.
 package qmp
 
 import (
@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	// maxMessage bounds the memory that one message may take.
+	// maxMessage bounds the size of one message.
 	maxMessage = 4 << 20
 	// redialEvery is the interval between two attempts to connect while the queue is full.
 	redialEvery = 20 * time.Millisecond
 )
 
-// errClosed is the cause when this side closed the connection.
+// errClosed means that Close has closed the connection.
 var errClosed = errors.New("the connection was closed")
 
-// Error is QEMU's refusal of a command.
+// Error means that QEMU has refused a command.
 type Error struct {
 	Command string `json:"-"`
 	Class   string `json:"class"`
@@ -50,16 +50,16 @@ type Client struct {
 	conn    net.Conn
 	onEvent func(Event)
 	greeted chan struct{}
-	over    chan struct{}
+	done    chan struct{} // closed with the connection
 	writing sync.Mutex
 
 	mu      sync.Mutex
-	cause   error
+	cause   error // why the connection was closed
 	lastID  uint64
 	waiting map[uint64]chan message
 }
 
-// message is anything that QEMU sends.
+// message is a greeting, an answer or an event from QEMU.
 type message struct {
 	Greeting *struct{}       `json:"QMP"`
 	ID       uint64          `json:"id"`
@@ -69,9 +69,8 @@ type message struct {
 	Data     json.RawMessage `json:"data"`
 }
 
-// Dial connects, waits for the greeting and enables commands, all before ctx ends. Events
-// are passed to onEvent one by one and in order; it must not wait for the client, and may
-// be nil.
+// Dial connects, waits for the greeting and enables commands, all before ctx ends. It passes
+// events to onEvent one by one and in order. onEvent may be nil, and must not call the client.
 func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error) {
 	conn, err := dialSocket(ctx, path)
 	if err != nil {
@@ -80,11 +79,11 @@ func Dial(ctx context.Context, path string, onEvent func(Event)) (*Client, error
 	return NewClient(ctx, conn, onEvent)
 }
 
-// NewClient is Dial with a connection that was made before, which it closes if it fails.
+// NewClient is Dial for an existing connection. It closes the connection if it fails.
 func NewClient(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client, error) {
 	c := &Client{
 		conn: conn, onEvent: onEvent, waiting: map[uint64]chan message{},
-		greeted: make(chan struct{}), over: make(chan struct{}),
+		greeted: make(chan struct{}), done: make(chan struct{}),
 	}
 	go c.readMessages()
 	if err := c.enableCommands(ctx); err != nil {
@@ -94,8 +93,8 @@ func NewClient(ctx context.Context, conn net.Conn, onEvent func(Event)) (*Client
 	return c, nil
 }
 
-// dialSocket connects to the socket. A full queue is not an error yet: clients leave it
-// soon, and the kernel does not report when.
+// dialSocket connects to the socket. It retries while the queue is full, since the kernel
+// does not report when there is room.
 func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 	var d net.Dialer
 	for {
@@ -115,7 +114,7 @@ func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 func (c *Client) enableCommands(ctx context.Context) error {
 	select {
 	case <-c.greeted:
-	case <-c.over:
+	case <-c.done:
 		return fmt.Errorf("waiting for QEMU's greeting: %w", c.Err())
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for QEMU's greeting: %w", ctx.Err())
@@ -123,10 +122,10 @@ func (c *Client) enableCommands(ctx context.Context) error {
 	return c.Execute(ctx, "qmp_capabilities", nil, nil)
 }
 
-// Done returns a channel that is closed when the connection is over; Err says why.
-func (c *Client) Done() <-chan struct{} { return c.over }
+// Done returns a channel that is closed when the connection is closed; Err says why.
+func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err returns why the connection is over, or nil.
+// Err returns why the connection was closed, nil while it is open.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,12 +142,12 @@ func (c *Client) closeWith(cause error) {
 		return
 	}
 	c.cause = cause
-	close(c.over)
+	close(c.done)
 	_ = c.conn.Close()
 }
 
-// Execute runs a command and stores its answer in result, which may be nil. An answer
-// that comes after ctx has ended is dropped, and the connection stays usable.
+// Execute runs a command and decodes its answer into result, which may be nil. If ctx ends
+// first, the late answer is dropped, and the connection stays usable.
 func (c *Client) Execute(ctx context.Context, command string, arguments, result any) error {
 	id, answer := c.registerCommand()
 	defer c.unregisterCommand(id)
@@ -158,7 +157,7 @@ func (c *Client) Execute(ctx context.Context, command string, arguments, result 
 	select {
 	case m := <-answer:
 		return m.decodeInto(command, result)
-	case <-c.over:
+	case <-c.done:
 		return fmt.Errorf("waiting for QEMU's answer to %s: %w", command, c.Err())
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for QEMU's answer to %s: %w", command, ctx.Err())
@@ -174,7 +173,7 @@ func (m message) decodeInto(command string, result any) error {
 		return nil
 	}
 	if err := json.Unmarshal(m.Return, result); err != nil {
-		return fmt.Errorf("QEMU's answer to %s: %w", command, err)
+		return fmt.Errorf("decoding QEMU's answer to %s: %w", command, err)
 	}
 	return nil
 }
@@ -194,8 +193,8 @@ func (c *Client) unregisterCommand(id uint64) {
 	delete(c.waiting, id)
 }
 
-// writeCommand writes one command. A command that is interrupted in the middle would corrupt all
-// that follow, so that ends the connection.
+// writeCommand writes one command. It closes the connection after a partial write, since the rest
+// of that command would be missing before the next one.
 func (c *Client) writeCommand(ctx context.Context, id uint64, command string, arguments any) error {
 	line, err := json.Marshal(struct {
 		Execute   string `json:"execute"`
@@ -218,7 +217,7 @@ func (c *Client) writeCommand(ctx context.Context, id uint64, command string, ar
 	})
 	n, err := c.conn.Write(append(line, '\n'))
 	if !stop() {
-		<-interrupted // so that it does not interrupt the next command
+		<-interrupted // so that the deadline does not interrupt the next command
 	}
 	wasInterrupted := errors.Is(err, os.ErrDeadlineExceeded)
 	if wasInterrupted {
@@ -230,7 +229,7 @@ func (c *Client) writeCommand(ctx context.Context, id uint64, command string, ar
 	return err
 }
 
-// readMessages handles what QEMU sends until the connection is over.
+// readMessages handles messages from QEMU until the connection is closed.
 func (c *Client) readMessages() {
 	lines := bufio.NewScanner(c.conn)
 	lines.Buffer(nil, maxMessage)
@@ -244,7 +243,7 @@ func (c *Client) readMessages() {
 	}
 	err := lines.Err()
 	if err == nil {
-		err = errors.New("QEMU hung up")
+		err = errors.New("QEMU closed the connection")
 	}
 	c.closeWith(err)
 }
@@ -262,7 +261,7 @@ func (c *Client) handleMessage(m message) {
 	}
 }
 
-// handleGreeting handles the first greeting; a connection has no other.
+// handleGreeting handles the first greeting, and ignores others.
 func (c *Client) handleGreeting() {
 	select {
 	case <-c.greeted:

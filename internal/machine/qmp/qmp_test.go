@@ -174,12 +174,12 @@ func TestBadPeers(t *testing.T) {
 		play func(m *mock, leave func())
 		says string
 	}{
-		"hangs up":           {func(*mock, func()) {}, "QEMU hung up"},
+		"hangs up":           {func(*mock, func()) {}, "QEMU closed the connection"},
 		"no QMP":             {func(m *mock, _ func()) { m.say("220 ready\n"); m.untilHungUp() }, "not QMP"},
 		"endless line":       {func(m *mock, _ func()) { m.say(`"` + strings.Repeat("x", 5<<20)) }, "token too long"},
 		"no greeting":        {func(m *mock, _ func()) { m.say(`{"event": "STOP"}` + "\n"); m.untilHungUp() }, "greeting: context canceled"},
 		"greets only":        {func(m *mock, leave func()) { m.say(greeting); m.hear(); leave(); m.untilHungUp() }, "qmp_capabilities: context canceled"},
-		"hangs up on asking": {func(m *mock, _ func()) { m.say(greeting); m.hear() }, "qmp_capabilities: QEMU hung up"},
+		"hangs up on asking": {func(m *mock, _ func()) { m.say(greeting); m.hear() }, "qmp_capabilities: QEMU closed the connection"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -198,7 +198,7 @@ func TestHangUpWhileWaiting(t *testing.T) {
 		m.hear()
 	})
 	assert.NoError(t, err)
-	assert.ErrorSays(t, "a command without an answer", c.Execute(t.Context(), "quit", nil, nil), "hung up")
+	assert.ErrorSays(t, "a command without an answer", c.Execute(t.Context(), "quit", nil, nil), "closed the connection")
 	<-c.Done()
 	assert.True(t, c.Execute(t.Context(), "again", nil, nil) != nil, "a connection that is over takes commands")
 }

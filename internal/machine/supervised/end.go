@@ -19,10 +19,11 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// endWithin is how long a supervisor may take to end once its QEMU has, or once it was killed.
+// endWithin is how long a supervisor may take to end after the end of its QEMU, or after SIGKILL.
 const endWithin = time.Second
 
-// End waits for the supervisor of a QEMU that has ended to record that and to end, and then ends it itself.
+// End waits until the supervisor of an ended QEMU has recorded that end and has ended itself. It kills a supervisor that
+// does not end in time.
 func (m Machine) End(ctx context.Context) error {
 	last, _ := m.state().readState()
 	if ended, err := m.waitEnded(ctx); ended || err != nil {
@@ -34,20 +35,20 @@ func (m Machine) End(ctx context.Context) error {
 	if ended, err := m.waitEnded(ctx); ended || err != nil {
 		return err
 	}
-	return errors.New("the supervisor does not end, though its QEMU has")
+	return errors.New("the supervisor does not end after SIGKILL")
 }
 
-// waitEnded waits a little until no supervisor has the lock, and the last one that is known does not run: it may have
-// let go of the lock.
+// waitEnded waits up to endWithin until no process has the lock and the recorded supervisor does not run. That one may
+// run without the lock.
 func (m Machine) waitEnded(ctx context.Context) (ended bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
 	for {
-		follows, err := m.IsSupervised()
+		isSupervised, err := m.IsSupervised()
 		if err != nil {
 			return false, err
 		}
-		if !follows && !m.isLastAlive() {
+		if !isSupervised && !m.isLastAlive() {
 			return true, nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
@@ -56,7 +57,7 @@ func (m Machine) waitEnded(ctx context.Context) (ended bool, err error) {
 	}
 }
 
-// KillAll ends every supervisor of the machine, also those whose machine's directory was removed.
+// KillAll kills every supervisor of the machine. It finds them even if the machine's directory was removed.
 func (m Machine) KillAll(ctx context.Context) error {
 	for _, pid := range proc.IDs() {
 		if m.isSupervisor(pid) {
@@ -68,8 +69,8 @@ func (m Machine) KillAll(ctx context.Context) error {
 	return nil
 }
 
-// killLast ends the supervisor that was started last. If that start was interrupted before the process ID was recorded, it
-// searches all processes, since a supervisor that has released its lock cannot be found in another way.
+// killLast kills the supervisor that was started last. If its process ID was not recorded, killLast searches all processes.
+// The lock is not enough, since a supervisor may run without it.
 func (m Machine) killLast(ctx context.Context) error {
 	s, err := m.state().readState()
 	if isUnknown(s, err) {
@@ -78,7 +79,7 @@ func (m Machine) killLast(ctx context.Context) error {
 	return m.killSupervisor(ctx, s)
 }
 
-// isLastAlive reports whether the supervisor that killLast would end still runs.
+// isLastAlive reports whether a supervisor runs that killLast would kill.
 func (m Machine) isLastAlive() bool {
 	s, err := m.state().readState()
 	if isUnknown(s, err) {
@@ -87,13 +88,13 @@ func (m Machine) isLastAlive() bool {
 	return s.isAlive()
 }
 
-// isUnknown reports whether a supervisor may run whose process ID is not recorded: its start was interrupted, or a power
-// cut has damaged the state.
+// isUnknown reports whether a supervisor may run without a recorded process ID: its start was interrupted, or a power cut
+// has damaged the state.
 func isUnknown(s state, err error) bool {
-	return err == nil && s.PID == 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+	return (err == nil && s.PID == 0) || (err != nil && !errors.Is(err, fs.ErrNotExist))
 }
 
-// killSupervisor ends a supervisor, if it runs.
+// killSupervisor kills a supervisor, if it runs.
 func (m Machine) killSupervisor(ctx context.Context, s state) error {
 	if err := proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() }); err != nil {
 		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, m.Machine.UUID, err)
@@ -101,9 +102,9 @@ func (m Machine) killSupervisor(ctx context.Context, s state) error {
 	return nil
 }
 
-// isSupervisor reports whether a process is a supervisor of this machine. Its working directory may be hidden from all
-// but root. Where the machine's directory is gone, only a process that works in a removed one counts: that of a released
-// machine was moved.
+// isSupervisor reports whether a process is a supervisor of this machine: it has the UUID on its command line, and works
+// in the machine's directory. If that directory does not exist, the process must work in a removed directory. The
+// directory of a released machine was moved, not removed.
 func (m Machine) isSupervisor(pid int) bool {
 	if !proc.HasOption(pid, installation.MachineOption, m.Machine.UUID) {
 		return false
@@ -113,8 +114,8 @@ func (m Machine) isSupervisor(pid int) bool {
 	switch {
 	case errors.Is(hereErr, fs.ErrNotExist):
 		return err == nil && there.Sys().(*syscall.Stat_t).Nlink == 0 //nolint:forcetypeassert // on Linux
-	case errors.Is(err, fs.ErrPermission):
-		return unix.Kill(pid, 0) == nil // of this program's user
+	case errors.Is(err, fs.ErrPermission): // only root sees the working directory of a confined process
+		return unix.Kill(pid, 0) == nil // the process runs as this program's user
 	}
 	return err == nil && hereErr == nil && os.SameFile(here, there)
 }

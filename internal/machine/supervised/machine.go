@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervised gives each QEMU of this host its supervisor, a process of package supervisor: it starts it, finds it
-// again, replaces and ends it.
+// Package supervised starts, finds, replaces and ends the supervisor of each QEMU on this host. A supervisor is a process
+// that runs package supervisor.
 //
-// Start with Machine. reach.go finds or replaces its supervisor, start.go starts one, and end.go ends it. state.go has the
-// record of which process that is.
+// Start with Machine. reach.go finds or replaces a supervisor, start.go starts one, and end.go ends it. state.go records
+// which process it is.
 package supervised
 
 import (
@@ -30,36 +30,37 @@ const (
 	logFile   = "supervisor.log"
 )
 
-// ErrNoQEMU means that there is no QEMU to follow.
+// ErrNoQEMU means that the machine's QEMU does not run, so that there is nothing to supervise.
 var ErrNoQEMU = errors.New("QEMU does not run")
 
-// Machine is a machine of this host, whose QEMU is to have a supervisor.
+// Machine is a machine on this host.
 type Machine struct {
 	Machine machine.Machine
-	// Program returns the program, and fails where none can be started.
+	// Program returns the installed drover-machine.
 	Program func() (*installation.Program, error)
-	// AreSeparate is set if machines run as other users than this program, so that no supervisor may have its user.
+	// AreSeparate is set if machines run as other users than this program. A supervisor then must not run as this
+	// program's user.
 	AreSeparate bool
 	// Record is the path of the record of how the run ends.
 	Record string
 	// Config is the configuration of the supervisor, without the token.
 	Config supervisor.HostConfig
-	// Sockets are the sockets of ports that the caller has already opened. A start opens those of the other ports.
+	// Sockets are the sockets of ports that the caller has already opened. The other ports are opened at a start.
 	Sockets map[control.Port]*os.File
-	// Reload returns the machine as it is now: another run may have begun since.
+	// Reload returns the machine with its present configuration, since another run may have begun.
 	Reload func() (Machine, error)
-	// Starts bounds how often a supervisor is started.
+	// Starts limits how often a supervisor is started.
 	Starts *proc.Starts
 }
 
-// MemoryBytes returns the memory that only the supervisor uses, without the program, which all share; 0 if that is not
-// known.
+// MemoryBytes returns the supervisor's private memory, 0 if unknown. The memory of the program's file, which all
+// supervisors share, does not count.
 func (m Machine) MemoryBytes() int64 {
 	s, err := m.state().readState()
 	if err != nil || !s.isAlive() {
 		return 0
 	}
-	figures, err := proc.ReadFigures(proc.Path(s.PID, "status"))
+	figures, err := proc.ReadStats(proc.Path(s.PID, "status"))
 	if err != nil {
 		return 0
 	}
@@ -69,20 +70,20 @@ func (m Machine) MemoryBytes() int64 {
 // IsSupervised reports whether the machine has a supervisor, which may be about to end.
 func (m Machine) IsSupervised() (bool, error) { return m.Machine.IsLocked(lockFile) }
 
-// clientOf returns a client of a supervisor.
-func (m Machine) clientOf(s state) *control.Client {
+// newClient returns a client of a supervisor.
+func (m Machine) newClient(s state) *control.Client {
 	return control.NewLocalClient(s.Token, func(ctx context.Context) (net.Conn, error) { return m.Machine.DialSocket(ctx, socket) })
 }
 
 // state returns the file with the state of the supervisor.
 func (m Machine) state() stateFile { return stateFile{m.Machine.File(stateName)} }
 
-// checkQEMU refuses a QEMU that no supervisor can serve any more.
+// checkQEMU fails for a QEMU of an earlier version of Drover, which lacks the socket for its network.
 func (m Machine) checkQEMU() error {
 	if m.hasFile(machine.NetworkSocket) || !m.hasFile(machine.EventsSocket) {
 		return nil
 	}
-	return fmt.Errorf("an earlier version of Drover has started QEMU, without a network that a supervisor can serve: end its process %d, and Drover starts it again", m.Machine.PID())
+	return fmt.Errorf("an earlier version of Drover has started QEMU, without a network that this version can serve: end process %d, and Drover starts QEMU again", m.Machine.PID())
 }
 
 // hasFile reports whether a file of the machine's directory exists.

@@ -15,64 +15,63 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// startWithin is how long the start of a supervisor may take until it is known which process it is.
+// startWithin is how long the process ID of a new supervisor may take to be recorded.
 const startWithin = 3 * time.Second
 
-// Reach returns a client of the supervisor of a QEMU that runs. It starts the supervisor if there is none, and waits
-// for one that another caller is starting. One whose start was interrupted is replaced.
+// Reach returns a client of the supervisor of a running QEMU. It starts a supervisor if there is none, and waits while
+// another caller starts one. It replaces a supervisor whose start was interrupted.
 func (m Machine) Reach(ctx context.Context) (*control.Client, error) {
 	hasStarted := false
-	for late := time.After(startWithin); ; {
+	for deadline := time.After(startWithin); ; {
 		lock, err := m.Machine.TryLock(lockFile)
 		if err == nil && hasStarted {
 			return nil, errors.Join(fmt.Errorf("the supervisor has ended at once: see %s", m.Machine.File(logFile)), lock.Close())
 		}
 		if err == nil {
 			hasStarted = true
-			err = errors.Join(m.startNow(ctx, lock), lock.Close())
+			err = errors.Join(m.reloadAndStart(ctx, lock), lock.Close())
 		}
 		if err != nil && !errors.Is(err, machine.ErrRunning) {
 			return nil, err
 		}
 		s, err := m.state().readState()
 		if err == nil && s.isAlive() {
-			return m.clientOf(s), nil
+			return m.newClient(s), nil
 		}
 		if !proc.Pause(ctx, proc.PollEvery) {
-			return nil, errors.Join(fmt.Errorf("the supervisor is being started: %w", ctx.Err()), err)
+			return nil, errors.Join(fmt.Errorf("waiting for the start of the supervisor: %w", ctx.Err()), err)
 		}
 		select {
-		case <-late:
+		case <-deadline:
 			if err := m.KillAll(ctx); err != nil {
 				return nil, err
 			}
-			late = time.After(startWithin)
+			deadline = time.After(startWithin)
 		default:
 		}
 	}
 }
 
-// startNow starts a supervisor for the current run. The caller has the lock, so no other is started meanwhile. What is
-// recorded before there is a QEMU may be of the run before.
-func (m Machine) startNow(ctx context.Context, lock *os.File) error {
+// reloadAndStart starts a supervisor for the current run. The caller has the lock. Reload comes after the check for QEMU:
+// before QEMU runs, it could return the configuration of the previous run.
+func (m Machine) reloadAndStart(ctx context.Context, lock *os.File) error {
 	if m.Machine.PID() == 0 {
 		return ErrNoQEMU
 	}
-	now, err := m.Reload()
+	current, err := m.Reload()
 	if err != nil {
 		return err
 	}
-	now.Sockets = m.Sockets
-	return now.startSupervisor(ctx, lock)
+	current.Sockets = m.Sockets
+	return current.startSupervisor(ctx, lock)
 }
 
-// Replace ends the supervisor that has a token, whatever it does, so that the next call of Reach starts another. QEMU
-// runs on.
+// Replace kills the supervisor that has a token, so that the next call of Reach starts another. QEMU goes on.
 func (m Machine) Replace(ctx context.Context, token string) error {
 	pause := func() bool { return proc.Pause(ctx, proc.PollEvery) }
-	s, err := m.state().readSettled(pause)
+	s, err := m.state().readUnlocked(pause)
 	switch {
-	case err == nil && s.Token != token: // another has taken its place
+	case err == nil && s.Token != token: // another supervisor has taken its place
 		return nil
 	case err == nil && s.isAlive():
 		return m.killSupervisor(ctx, s)
@@ -80,13 +79,13 @@ func (m Machine) Replace(ctx context.Context, token string) error {
 	return m.KillAll(ctx)
 }
 
-// ReplaceOutdated is Replace for a supervisor that was started as another version of the program, unless that was
-// installed later than this one. It fails, and the supervisor stays, if no other could be started: for lack of the
-// program, for the QEMU that it follows, or for lack of room on the disk.
+// ReplaceOutdated is Replace for a supervisor of another version, unless this program's version is no longer the latest.
+// It fails, and keeps the supervisor, if a new one could not be started: the program is missing, QEMU is too old, or the
+// disk is full.
 func (m Machine) ReplaceOutdated(ctx context.Context, token string) (replaced bool, err error) {
 	s, err := m.state().readState()
 	if err != nil {
-		return false, nil //nolint:nilerr // There is none, or another one is being started.
+		return false, nil //nolint:nilerr // There is no supervisor, or one is being started.
 	}
 	installed, err := m.Program()
 	switch {
@@ -96,12 +95,12 @@ func (m Machine) ReplaceOutdated(ctx context.Context, token string) (replaced bo
 		err = m.checkStart()
 	}
 	if err != nil {
-		return false, fmt.Errorf("the supervisor is not replaced by this version of Drover: %w", err)
+		return false, fmt.Errorf("the supervisor of an earlier version cannot be replaced: %w", err)
 	}
 	return true, m.Replace(ctx, token)
 }
 
-// checkStart checks that a supervisor could be started.
+// checkStart fails if a new supervisor could not be started.
 func (m Machine) checkStart() error {
 	if err := m.checkQEMU(); err != nil {
 		return err

@@ -23,13 +23,13 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// startSupervisor starts a supervisor. The caller has its lock, which the supervisor inherits.
+// startSupervisor starts a supervisor, which inherits the lock.
 func (m Machine) startSupervisor(ctx context.Context, lock *os.File) error {
 	installed, err := m.Program()
 	if err != nil {
-		return fmt.Errorf("the supervisor of the machine does not run: %w", err)
+		return fmt.Errorf("the supervisor of the machine cannot be started: %w", err)
 	}
-	if err := m.killLast(ctx); err != nil { // which has let go of its lock, and may run
+	if err := m.killLast(ctx); err != nil { // the last supervisor may run without its lock
 		return err
 	}
 	s := start{machine: m, invocation: supervisor.Invocation{Program: installed.File(), UUID: m.Machine.UUID, Dir: m.Machine.Path, Config: m.Config, Lock: lock}}
@@ -38,7 +38,7 @@ func (m Machine) startSupervisor(ctx context.Context, lock *os.File) error {
 	if err := s.openProcess(); err != nil {
 		return err
 	}
-	if err := m.Starts.Take(m.Machine.UUID); err != nil {
+	if err := m.Starts.Count(m.Machine.UUID); err != nil {
 		return fmt.Errorf("the supervisor is not started: %w: see %s", err, m.Machine.File(logFile))
 	}
 	if err := s.openFiles(ctx); err != nil {
@@ -47,14 +47,14 @@ func (m Machine) startSupervisor(ctx context.Context, lock *os.File) error {
 	return s.spawnProcess(ctx, state{Token: s.invocation.Config.Token, Program: installed.Digest(), Boot: proc.Boot()})
 }
 
-// start is a start of a supervisor, and the files that were opened for it.
+// start has the parameters of a new supervisor, and the files to close after its start.
 type start struct {
 	machine    Machine
 	invocation supervisor.Invocation
 	files      []*os.File
 }
 
-// keepFile keeps a file that was opened until the start has ended.
+// keepFile registers a file for closeFiles.
 func (s *start) keepFile(f *os.File, err error) (*os.File, error) {
 	if err == nil {
 		s.files = append(s.files, f)
@@ -64,8 +64,8 @@ func (s *start) keepFile(f *os.File, err error) (*os.File, error) {
 
 func (s *start) closeFiles() { control.CloseFiles(s.files...) }
 
-// spawnProcess starts the process of a supervisor and records its process ID. Before, it records that a start is under way, so
-// that the process of an interrupted start is searched for.
+// spawnProcess starts the process of a supervisor, and records its process ID. Before the start it records a state without
+// a process ID: after an interrupted start, killLast then searches for the process.
 func (s *start) spawnProcess(ctx context.Context, spawned state) error {
 	f, err := s.machine.state().openFile()
 	if err != nil {
@@ -89,7 +89,7 @@ func (s *start) spawnProcess(ctx context.Context, spawned state) error {
 	return writeState(f, spawned)
 }
 
-// openFiles opens the descriptors that a supervisor inherits, but for the handle on QEMU's process.
+// openFiles opens the descriptors that a supervisor inherits, except for the pidfd of QEMU.
 func (s *start) openFiles(ctx context.Context) (err error) {
 	if s.invocation.Listener, err = s.keepFile(s.machine.Machine.Listen(socket)); err != nil {
 		return err
@@ -106,8 +106,8 @@ func (s *start) openFiles(ctx context.Context) (err error) {
 	return s.openLogs()
 }
 
-// openLogs opens the logs, and renames the log of the last supervisor, which may say why that ended. Once all log files
-// exist, a later start creates none, which would fail on a full disk.
+// openLogs opens the logs, and keeps the log of the last supervisor under another name, since it may say why that
+// supervisor ended. It creates all files at the first start, since a later start may find the disk full.
 func (s *start) openLogs() (err error) {
 	create := func(name string, flag int) (*os.File, error) {
 		return os.OpenFile(s.machine.Machine.File(name), os.O_CREATE|unix.O_NOFOLLOW|flag, 0o600)
@@ -140,8 +140,8 @@ func (s *start) openLogs() (err error) {
 	return err
 }
 
-// openPorts opens the recorded ports. A port that cannot be opened does not keep a supervisor from being started: the
-// supervisor reports that it does not serve that port.
+// openPorts opens the wanted ports. It skips a port that cannot be opened: the supervisor then reports that it does not
+// serve that port.
 func (s *start) openPorts(ctx context.Context) {
 	s.invocation.Ports = map[control.Port]*os.File{}
 	for _, port := range s.machine.Config.Network.Wanted.Ports {
@@ -156,7 +156,7 @@ func (s *start) openPorts(ctx context.Context) {
 	}
 }
 
-// openRecord opens the record, and makes it if it is missing.
+// openRecord opens the record of the run's end, and makes it if it is missing.
 func (s *start) openRecord() (*os.File, error) {
 	f, err := os.OpenFile(s.machine.Record, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -165,13 +165,13 @@ func (s *start) openRecord() (*os.File, error) {
 	if f, err = supervisor.MakeRecord(s.machine.Record); err != nil {
 		return nil, err
 	}
-	if _, err := os.Lstat(s.machine.Machine.Path); errors.Is(err, fs.ErrNotExist) { // removed meanwhile, with all records
+	if _, err := os.Lstat(s.machine.Machine.Path); errors.Is(err, fs.ErrNotExist) { // the machine was removed meanwhile, with all records
 		return nil, errors.Join(ErrNoQEMU, f.Close(), os.Remove(s.machine.Record))
 	}
 	return f, nil
 }
 
-// openProcess opens a handle on QEMU's process, and finds the user that it runs as.
+// openProcess opens a pidfd of QEMU, and determines the user that QEMU runs as.
 func (s *start) openProcess() error {
 	pid := s.machine.Machine.PID()
 	if pid == 0 {
@@ -183,21 +183,21 @@ func (s *start) openProcess() error {
 	}
 	s.invocation.Process, _ = s.keepFile(os.NewFile(uintptr(fd), "QEMU"), nil)
 	user, group, err := proc.UserOf(pid)
-	if err != nil || !s.machine.Machine.IsOwnProcess(pid) { // another has the ID by now
+	if err != nil || !s.machine.Machine.IsOwnProcess(pid) { // another process may have got the ID
 		return errors.Join(ErrNoQEMU, err)
 	}
 	isOwn := user == uint32(os.Geteuid()) //nolint:gosec // a user ID
 	switch {
 	case isOwn && s.machine.AreSeparate:
-		return errors.New("it is not known which user QEMU runs as: it has the user of Drover")
+		return errors.New("QEMU runs as the user of Drover, and must run as a separate user")
 	case !isOwn:
 		s.invocation.User = &confine.User{ID: user, GroupID: group}
 	}
 	return nil
 }
 
-// dialFile connects to a socket of QEMU. One that refuses is of a QEMU that is ending: it closes its sockets before its
-// process is gone.
+// dialFile connects to a socket of QEMU. A socket that refuses means that QEMU is ending: it closes its sockets before the
+// process ends.
 func (m Machine) dialFile(ctx context.Context, name string) (*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()

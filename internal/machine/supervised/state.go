@@ -18,23 +18,23 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// stateSize is the size of the file. Its room on the disk is taken once, and it is written in place: a guest needs its
-// next supervisor on a full disk too.
+// stateSize is the size of the file. The file is allocated once, and then written in place, so that the next supervisor
+// can be started even on a full disk.
 const stateSize = 1 << 10
 
-// state is which supervisor was started last.
+// state describes the supervisor that was started last.
 type state struct {
-	// Token must be known to connect.
+	// Token is the secret that clients of the supervisor send.
 	Token string `json:"token"`
-	// Program is the digest of the program.
+	// Program is the digest of drover-machine.
 	Program string `json:"program"`
-	// PID and StartTicks identify the process: see proc.StartTicks. They are 0 while it is being started.
+	// PID and StartTicks identify the process: see proc.StartTicks. They are 0 while the process is being started.
 	PID        int   `json:"pid,omitempty"`
 	StartTicks int64 `json:"startTicks,omitempty"`
-	// Boot is the boot of the host in which that is so: two boots can be alike.
+	// Boot is the boot of the host to which PID and StartTicks belong. Another boot may give the same numbers.
 	Boot string `json:"boot"`
-	// Sum is a checksum of the other fields, by which a reader recognizes a state that is being written. Earlier versions
-	// of Drover, which replaced the whole file, wrote none.
+	// Sum is a checksum of the other fields. A reader detects by it a file that is being written. Earlier versions of
+	// Drover wrote no checksum, and replaced the whole file.
 	Sum string `json:"sum,omitempty"`
 }
 
@@ -43,13 +43,13 @@ func (s state) checksum() string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s %s %d %d %s", s.Token, s.Program, s.PID, s.StartTicks, s.Boot)))
 }
 
-// isAlive reports whether the process runs, which one that its parent has not waited for does not.
+// isAlive reports whether the process runs. A zombie does not.
 func (s state) isAlive() bool {
 	if s.Boot != proc.Boot() {
 		return false
 	}
 	handle, err := unix.PidfdOpen(s.PID, 0)
-	if err != nil { // also for 0
+	if err != nil { // also for a PID of 0
 		return false
 	}
 	defer func() { _ = unix.Close(handle) }()
@@ -61,7 +61,7 @@ func (s state) isAlive() bool {
 	return err != nil || n == 0
 }
 
-// stateFile is the file of a machine that has the state of its supervisor.
+// stateFile is the file with the state of a machine's supervisor.
 type stateFile struct{ path string }
 
 func (file stateFile) readState() (s state, err error) {
@@ -70,21 +70,21 @@ func (file stateFile) readState() (s state, err error) {
 		err = json.Unmarshal(content, &s)
 	}
 	if err == nil && s.Sum != "" && s.Sum != s.checksum() {
-		err = errors.New("it is being written")
+		err = errors.New("the checksum is wrong: the file may be being written")
 	}
 	if err != nil {
-		return s, fmt.Errorf("%s: %w", file.path, err)
+		return s, fmt.Errorf("reading the state of the supervisor in %s: %w", file.path, err)
 	}
 	return s, nil
 }
 
-// settleTries is how often a state is read that cannot be read as a whole.
-const settleTries = 5
+// readTries is how often readUnlocked tries to read the state.
+const readTries = 5
 
-// readSettled is readState for a caller without the lock of the supervisor. A state that cannot be parsed may be in the
-// middle of a write, and is read again after a pause. pause reports whether to go on.
-func (file stateFile) readSettled(pause func() bool) (s state, err error) {
-	for range settleTries {
+// readUnlocked is readState for a caller without the lock of the supervisor. The state may be being written, so it is
+// read again after a pause if it is invalid. pause reports whether to go on.
+func (file stateFile) readUnlocked(pause func() bool) (s state, err error) {
+	for range readTries {
 		if s, err = file.readState(); err == nil || errors.Is(err, fs.ErrNotExist) || !pause() {
 			break
 		}
@@ -92,7 +92,7 @@ func (file stateFile) readSettled(pause func() bool) (s state, err error) {
 	return s, err
 }
 
-// openFile opens the state, and takes its room on the disk if it has not got that yet.
+// openFile opens the state file, and fills a new one to its full size.
 func (file stateFile) openFile() (*os.File, error) {
 	f, err := os.OpenFile(file.path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -108,12 +108,12 @@ func (file stateFile) openFile() (*os.File, error) {
 	return f, nil
 }
 
-// writeState writes the state in place, by one write. The caller has the lock of the supervisor.
+// writeState writes the state in place, in one write. The caller has the lock of the supervisor.
 func writeState(f *os.File, s state) error {
 	s.Sum = s.checksum()
 	content, err := json.Marshal(s)
 	if err == nil && len(content) > stateSize {
-		err = fmt.Errorf("the state of a supervisor has %d bytes, and may have %d", len(content), stateSize)
+		err = fmt.Errorf("the state of a supervisor has %d bytes, and may have at most %d", len(content), stateSize)
 	}
 	if err != nil {
 		return err

@@ -67,7 +67,7 @@ func TestState(t *testing.T) {
 	}
 	info, err := opened.Stat()
 	assert.True(t, err == nil && info.Size() == stateSize, "its file is %+v, %v", info, err)
-	assert.ErrorSays(t, "a long state", writeState(opened, state{Token: strings.Repeat("a", stateSize)}), "may have 1024")
+	assert.ErrorSays(t, "a long state", writeState(opened, state{Token: strings.Repeat("a", stateSize)}), "may have at most 1024")
 }
 
 // TestSettledState checks that a state which is being written is read again until it is whole, that one which is damaged
@@ -84,7 +84,7 @@ func TestSettledState(t *testing.T) {
 	}{
 		"torn":            {content: `{"token":"a","pid":4,"sum":"0"}`, wholeAt: 2, pauses: 2},
 		"half":            {content: `{"token":`, wholeAt: 1, pauses: 1},
-		"damaged":         {content: "x", pauses: settleTries, fails: true},
+		"damaged":         {content: "x", pauses: readTries, fails: true},
 		"missing":         {fails: true},
 		"no time is left": {content: "x", ends: true, pauses: 1, fails: true},
 	} {
@@ -95,7 +95,7 @@ func TestSettledState(t *testing.T) {
 				assert.NoError(t, os.WriteFile(f.path, []byte(c.content), 0o600))
 			}
 			pauses := 0
-			s, err := f.readSettled(func() bool {
+			s, err := f.readUnlocked(func() bool {
 				if pauses++; pauses == c.wholeAt {
 					opened, err := f.openFile()
 					assert.NoError(t, errors.Join(err, writeState(opened, whole), opened.Close()))

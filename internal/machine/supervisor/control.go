@@ -14,15 +14,15 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// statusRunning is QEMU's run state of a guest that runs.
+// statusRunning is QEMU's run state while the guest runs.
 const statusRunning = "running"
 
 // Status implements control.Machine.
 func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
-	if s.Progress != nil && !s.isAttached() { // QEMU is yet to be started
+	if s.CopyProgress != nil && !s.isAttached() { // the disk is made before QEMU is started
 		out := s.progress.currentStatus()
 		if out.State == control.StateStarting {
-			out.Copied = s.Progress()
+			out.Copied = s.CopyProgress()
 		}
 		return out, nil
 	}
@@ -40,7 +40,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	}
 	out.CPUNanoseconds, out.MemoryBytes = used.CPU.Nanoseconds(), used.MemoryBytes
 	if out.RunState, err = s.monitor.Status(ctx); err != nil {
-		s.wakeUp() // to tell those who watch when it answers again
+		s.wakeUp() // makes Run notify the watchers once QEMU answers again
 		out.IsSilent = true
 		return out, nil
 	}
@@ -57,8 +57,8 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 	return out, nil
 }
 
-// Pause implements control.Machine. A guest that is asked to stop meanwhile is resumed by the
-// next press of the power button.
+// Pause implements control.Machine. If a stop begins while the guest is paused, the next press of the power
+// button resumes the guest.
 func (s *Supervisor) Pause(ctx context.Context) error {
 	return s.changeState(ctx, "stop", machine.StatusPaused)
 }
@@ -68,7 +68,7 @@ func (s *Supervisor) Resume(ctx context.Context) error {
 	return s.changeState(ctx, "cont", statusRunning)
 }
 
-// changeState takes a guest that runs or is paused to a run state.
+// changeState executes a QMP command that changes the run state of a running or paused guest to state.
 func (s *Supervisor) changeState(ctx context.Context, command, state string) error {
 	if err := s.progress.checkRunning(); err != nil {
 		return err
@@ -85,7 +85,7 @@ func (s *Supervisor) changeState(ctx context.Context, command, state string) err
 	if err := s.monitor.Execute(ctx, command, nil, nil); err != nil {
 		return failure.ErrFailed
 	}
-	s.Log.Info("Guest was changed by the control port", "runState", state)
+	s.Log.Info("Run state of the guest was changed through the control port", "runState", state)
 	return nil
 }
 
@@ -98,13 +98,13 @@ func (s *Supervisor) Probe(ctx context.Context, port int32) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrNoAnswer, err)
 	}
-	_ = conn.Close() // which proves no less
+	_ = conn.Close() // the guest has answered, so an error does not matter
 	return nil
 }
 
 // Grow implements control.Machine.
 func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown control.Sizes, err error) {
-	if s.Progress != nil && !s.isAttached() || s.IsStopping() {
+	if (s.CopyProgress != nil && !s.isAttached()) || s.IsStopping() {
 		return grown, failure.ErrNotRunning
 	}
 	if err := s.waitAttached(ctx); err != nil {
@@ -134,20 +134,21 @@ func (s *Supervisor) Grow(ctx context.Context, sizes control.Sizes) (grown contr
 	return grown, nil
 }
 
-// growDisks enlarges disks, by QEMU's names for them, to at least these sizes, and returns what they are then. QEMU
-// would cut off the end of one that is larger: one that has the whole sectors of its size counts as that.
+// growDisks grows each disk to at least its size in sizes, whose keys are QEMU's node names, and returns the sizes of all
+// disks. It skips a larger disk, since QEMU would cut off its end. QEMU's sizes are whole sectors: a size that is not a
+// whole number of sectors is reported as it was requested.
 func growDisks(ctx context.Context, m machine.Monitor, sizes map[string]int64) (have map[string]int64, err error) {
 	have, err = m.DiskSizes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for node, size := range sizes {
-		whole := diskimage.WholeSectors(size)
-		if have[node] > whole {
+		rounded := diskimage.WholeSectors(size)
+		if have[node] > rounded {
 			continue
 		}
-		if have[node] < whole {
-			if err := m.ResizeDisk(ctx, node, whole); err != nil {
+		if have[node] < rounded {
+			if err := m.ResizeDisk(ctx, node, rounded); err != nil {
 				return nil, fmt.Errorf("growing the disk %s: %w", node, err)
 			}
 		}

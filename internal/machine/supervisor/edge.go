@@ -18,7 +18,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
-// guardedEdge is the machine's end of the network for others. It takes connections only while the guest runs.
+// guardedEdge is the machine's network for clients of the control listener. It accepts connections to the guest only
+// while the guest runs.
 type guardedEdge struct {
 	network  Network
 	links    *Links
@@ -63,8 +64,8 @@ func (e *guardedEdge) Accept(ctx context.Context, c control.PeerConn, socket *os
 	return e.network.Accept(ctx, c, socket)
 }
 
-// Links are a machine's links to its switchboard. The last one that has not ended is used. Several processes may give it
-// one at the same time, and the switchboard keeps one of them, which may be any.
+// Links are a machine's links to its switchboard. Calls use the last link that is still open. Several processes may open a
+// link at the same time, and the switchboard keeps any one of them.
 type Links struct {
 	mu  sync.Mutex
 	all []*control.PeerLink
@@ -72,7 +73,7 @@ type Links struct {
 
 var _ control.Switchboard = (*Links)(nil)
 
-// followLink makes calls go over a link until it ends.
+// followLink adds a link, serves it until it ends, and removes it.
 func (l *Links) followLink(link *control.PeerLink) {
 	l.mu.Lock()
 	l.all = append(l.all, link)
@@ -83,7 +84,6 @@ func (l *Links) followLink(link *control.PeerLink) {
 	l.all = slices.DeleteFunc(l.all, func(other *control.PeerLink) bool { return other == link })
 }
 
-// lastLink returns the last link.
 func (l *Links) lastLink() (*control.PeerLink, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

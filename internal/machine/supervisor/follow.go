@@ -13,13 +13,21 @@ import (
 	"cloudnative.tw/drover/internal/machine/qmp"
 )
 
-// Run follows the guest until it has ended, and QEMU is made to quit. If ctx ends before, only the
-// supervisor ends.
+// Run follows the guest until the guest has ended, and then makes QEMU quit. If ctx ends first, QEMU
+// goes on.
 func (s *Supervisor) Run(ctx context.Context) (End, error) {
 	defer s.client.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if s.guest.image != nil {
+		go func() {
+			s.announceProgram(ctx)
+			healthFollower{s}.follow(ctx)
+		}()
+	}
 	f := follower{supervisor: s}
 	for {
-		if end := f.lookAtGuest(ctx); end != nil {
+		if end := f.checkGuest(ctx); end != nil {
 			return *end, nil
 		}
 		check := s.Clock.NewTimer(s.progress.checkAfter())
@@ -27,9 +35,9 @@ func (s *Supervisor) Run(ctx context.Context) (End, error) {
 		case <-ctx.Done():
 			check.Stop()
 			return End{}, context.Cause(ctx)
-		case how := <-s.process.Gone():
+		case status := <-s.process.Exited():
 			check.Stop()
-			return f.explainKill(how), nil
+			return f.recordKill(status), nil
 		case fault := <-s.faults:
 			f.fault = fault
 		case <-s.changed:
@@ -39,22 +47,38 @@ func (s *Supervisor) Run(ctx context.Context) (End, error) {
 	}
 }
 
-// follower looks at a guest again and again, and does what it needs.
+// askAgain is the time between two questions whether the program in a guest that boots answers.
+const askAgain = time.Second
+
+// announceProgram tells those who watch once the program in the guest of a container image answers. Its report that the
+// image's command was started is on the disk then.
+func (s *Supervisor) announceProgram(ctx context.Context) {
+	for s.guest.image.AwaitAgent(ctx) != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.Clock.After(askAgain):
+		}
+	}
+	s.watches.notifyAll()
+}
+
+// follower checks a guest repeatedly, resumes it after disk errors, and stops it.
 type follower struct {
 	supervisor *Supervisor
 
-	isSilent  bool // QEMU did not answer the last time
-	fault     machine.DiskFault
-	resumedAt time.Time
-	pressedAt time.Time
-	said      string // what was logged that the guest waits for
+	isSilent   bool // QEMU did not answer the last query
+	fault      machine.DiskFault
+	resumedAt  time.Time
+	pressedAt  time.Time
+	loggedWait string // the last logged reason why the guest waits
 }
 
-// explainKill returns the end of a run whose QEMU has ended without one.
-func (f *follower) explainKill(how string) End {
+// recordKill records the end of a run whose QEMU has ended before its guest. exitStatus may be empty.
+func (f *follower) recordKill(exitStatus string) End {
 	e := End{Reason: machine.EndKilled, Output: f.supervisor.process.LastOutput(lastOutput), At: f.supervisor.Clock.Now()}
-	if how != "" {
-		e.Message = "QEMU ended with " + how
+	if exitStatus != "" {
+		e.Message = "QEMU ended with " + exitStatus
 	}
 	if err := f.recordEnd(e); err != nil {
 		f.supervisor.Log.Error(err, "End of the machine could not be recorded", "reason", e.Reason)
@@ -69,9 +93,9 @@ func (f *follower) recordEnd(e End) error {
 	return f.supervisor.RecordEnd(e)
 }
 
-// lookAtGuest looks at the guest, helps it, and makes QEMU quit if the guest has ended or is to be ended by
-// force; nil means that it has not ended.
-func (f *follower) lookAtGuest(ctx context.Context) *End {
+// checkGuest queries the guest's state, and acts on it. It ends QEMU if the guest has ended or must be ended by
+// force. It returns nil if the run goes on.
+func (f *follower) checkGuest(ctx context.Context) *End {
 	bounded, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	status, err := f.supervisor.monitor.Status(bounded)
@@ -80,25 +104,25 @@ func (f *follower) lookAtGuest(ctx context.Context) *End {
 	}
 	f.isSilent = err != nil
 	reason, hasEnded := machine.EndOf(status)
-	why := f.supervisor.progress.findForce()
+	forceReason := f.supervisor.progress.forceReason()
 	switch {
 	case hasEnded:
 		return f.finishRun(ctx, End{Reason: reason})
-	case why != "":
-		return f.finishRun(ctx, End{Reason: machine.EndForced, Message: why})
+	case forceReason != "":
+		return f.finishRun(ctx, End{Reason: machine.EndForced, Message: forceReason})
 	case f.isSilent:
 		f.setWait(errors.New("QEMU does not answer"))
 		return nil
 	}
-	f.helpGuest(bounded, status)
+	f.resumeOrPress(bounded, status)
 	if err := f.supervisor.process.CutLogs(); err != nil {
 		f.supervisor.Log.Info("Logs could not be cut", "cause", err.Error())
 	}
 	return nil
 }
 
-// finishRun records an end and makes QEMU quit, with its disks consistent if that is possible. It returns
-// nil if the end cannot be recorded yet.
+// finishRun records an end, and makes QEMU quit, or kills it if it does not quit. It returns nil if the end
+// cannot be recorded yet.
 func (f *follower) finishRun(ctx context.Context, e End) *End {
 	e.At = f.supervisor.Clock.Now()
 	if e.Reason == machine.EndPanicked || e.Reason == machine.EndInternalError {
@@ -116,7 +140,7 @@ func (f *follower) finishRun(ctx context.Context, e End) *End {
 	return &e
 }
 
-// quitQEMU has QEMU end itself.
+// quitQEMU makes QEMU flush its disks and exit.
 func (f *follower) quitQEMU(ctx context.Context) error {
 	if f.isSilent {
 		return errors.New("QEMU does not answer")
@@ -127,12 +151,12 @@ func (f *follower) quitQEMU(ctx context.Context) error {
 	if _, refused := errors.AsType[*qmp.Error](err); refused {
 		return err
 	}
-	return f.supervisor.process.WaitGone(bounded)
+	return f.supervisor.process.WaitExited(bounded)
 }
 
-// helpGuest does what a guest in a run state needs: it resumes one that waits for its disk, and presses the
-// power button of one that is to stop.
-func (f *follower) helpGuest(ctx context.Context, status string) {
+// resumeOrPress resumes a guest that a disk error has paused, or presses the power button of a guest that is to
+// stop.
+func (f *follower) resumeOrPress(ctx context.Context, status string) {
 	if status == machine.StatusIOError {
 		f.resumeDisk(ctx)
 		return
@@ -147,7 +171,7 @@ func (f *follower) helpGuest(ctx context.Context, status string) {
 	f.setWait(nil)
 }
 
-// resumeDisk resumes a guest that a disk error has paused: it repeats the request.
+// resumeDisk resumes a guest that a disk error has paused. The guest then repeats the failed request.
 func (f *follower) resumeDisk(ctx context.Context) {
 	select {
 	case f.fault = <-f.supervisor.faults:
@@ -163,21 +187,21 @@ func (f *follower) resumeDisk(ctx context.Context) {
 	_ = f.supervisor.monitor.Execute(ctx, "cont", nil, nil)
 }
 
-// setWait sets what the guest waits for, and logs a change; nil means nothing.
+// setWait sets why the guest waits, nil if it runs, and logs a change.
 func (f *follower) setWait(cause error) {
 	f.supervisor.progress.setWait(cause)
-	now := ""
+	wait := ""
 	if cause != nil {
-		now = cause.Error()
+		wait = cause.Error()
 	}
 	switch {
-	case now == f.said:
+	case wait == f.loggedWait:
 		return
-	case now != "":
-		f.supervisor.Log.Info("Guest waits", "cause", now)
+	case wait != "":
+		f.supervisor.Log.Info("Guest waits", "cause", wait)
 	default:
 		f.supervisor.Log.Info("Guest continues")
 	}
-	f.said = now
+	f.loggedWait = wait
 	f.supervisor.watches.notifyAll()
 }

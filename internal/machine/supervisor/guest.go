@@ -27,27 +27,27 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// guestAccess gives people the console of the guest, and runs commands by one of its agents.
+// guestAccess gives clients the console of the guest, and runs commands through its agent.
 type guestAccess struct {
 	progress *progress
 	network  Network
-	nonce    []byte // of Config.GuestNonce
+	nonce    []byte // Options.GuestNonce
 	clock    clock.Clock
 	memory   execMemory
 
-	// The connections to QEMU, which are set before the guest runs.
+	// attach sets these, before the guest runs.
 	monitor machine.Monitor
 	console *console.Console
 	agent   agent.Agent       // the QEMU guest agent, which the guest may lack
-	image   *imageagent.Agent // of the guest of a container image
+	image   *imageagent.Agent // Drover's agent in a container image's guest, nil for other guests
 }
 
 var _ control.Guest = (*guestAccess)(nil)
 
-// attach connects to the guest of a QEMU that answers.
-func (g *guestAccess) attach(monitor machine.Monitor, serialLine, agentConn net.Conn) {
+// attach sets the connections to QEMU.
+func (g *guestAccess) attach(monitor machine.Monitor, serialConn, agentConn net.Conn) {
 	line := newAgentLine(agentConn)
-	g.monitor, g.console = monitor, console.New(serialLine)
+	g.monitor, g.console = monitor, console.New(serialConn)
 	g.agent = agent.Agent{Clock: g.clock, Connect: func(ctx context.Context) (net.Conn, error) {
 		if err := monitor.CheckAgent(ctx); err != nil {
 			return nil, err
@@ -67,7 +67,8 @@ func (g *guestAccess) setTime(ctx context.Context) error {
 	return g.agent.SetTime(ctx)
 }
 
-// guestFailure returns the error that clients get for a failure of the agent. A call has less time than the agent.
+// guestFailure returns the error that clients get for a failure of the agent. A call's context may expire before the
+// time limits of package agent do, which also means that the agent is silent.
 func guestFailure(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return failure.ErrSilent
@@ -76,18 +77,18 @@ func guestFailure(err error) error {
 }
 
 // Console implements control.Guest.
-func (g *guestAccess) Console(ctx context.Context, types bool) (io.ReadWriteCloser, error) {
+func (g *guestAccess) Console(ctx context.Context, canWrite bool) (io.ReadWriteCloser, error) {
 	if err := g.progress.checkRunning(); err != nil {
 		return nil, err
 	}
-	return g.console.Open(ctx, types)
+	return g.console.Open(ctx, canWrite)
 }
 
 // TakesInput implements control.Guest.
 func (g *guestAccess) TakesInput() bool { return g.nonce != nil }
 
-// Exec implements control.Guest. The QEMU guest agent takes all input at once, before the command starts, and
-// the output comes once the command has ended.
+// Exec implements control.Guest. The QEMU guest agent needs the whole input before the command starts, and sends
+// the output once the command has ended.
 func (g *guestAccess) Exec(ctx context.Context, c terminal.Command) (exitCode int, err error) {
 	if err := g.checkGuest(ctx); err != nil {
 		return 0, guestFailure(err)
@@ -96,10 +97,12 @@ func (g *guestAccess) Exec(ctx context.Context, c terminal.Command) (exitCode in
 	case g.image != nil:
 		return g.image.Exec(ctx, c)
 	case c.TTY:
-		return 0, failure.ErrTerminal
+		return 0, failure.ErrTerminalUnsupported
+	case len(c.Env) > 0 || c.User != "" || c.WorkingDir != "":
+		return 0, failure.ErrSettingsUnsupported
 	}
 	a := g.agent
-	err = a.CheckExec(ctx) // before a person has typed
+	err = a.CheckExec(ctx) // before the input is read, which a user may have to type
 	if err == nil {
 		exitCode, err = g.memory.execCommand(ctx, a, c)
 	}
@@ -107,45 +110,45 @@ func (g *guestAccess) Exec(ctx context.Context, c terminal.Command) (exitCode in
 }
 
 const (
-	// maxResults is how many commands may have their output in memory at a time, and outputWithin how
-	// long a caller may take to read it, since others wait for its place.
+	// maxResults is how many commands may have their output in memory at a time. outputWithin is how long
+	// a caller may take to read the output, since other commands wait for the memory.
 	maxResults, outputWithin = 2, 5 * time.Minute
-	// outputPart is how much of it is sent between two looks at the time.
+	// outputPart is how many bytes are sent between two checks of the deadline.
 	outputPart = 64 << 10
 )
 
-// execMemory bounds what commands in the guest keep in memory. The container has little besides QEMU's,
-// and who may run commands must not have the machine killed.
-type execMemory struct{ inputs, results *semaphore.Weighted }
+// execMemory bounds the memory for input and output of commands. The container has little memory besides
+// QEMU's, and a user who runs commands must not be able to get the machine killed.
+type execMemory struct{ inputSlots, resultSlots *semaphore.Weighted }
 
 func newExecMemory() execMemory {
 	return execMemory{semaphore.NewWeighted(failure.MaxInputs), semaphore.NewWeighted(maxResults)}
 }
 
-// execCommand runs a command by an agent.
+// execCommand runs a command through an agent, and sends its output.
 func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c terminal.Command) (exitCode int, err error) {
 	input, release, err := m.readInput(c.Stdin)
 	if err != nil {
 		return 0, err
 	}
 	defer release()
-	result, err := a.Exec(ctx, agent.Command{Args: c.Args, Stdin: input, Results: m.results})
+	result, err := a.Exec(ctx, agent.Command{Args: c.Args, Stdin: input, Results: m.resultSlots})
 	if err != nil && !errors.Is(err, failure.ErrOutputCut) {
 		return 0, err
 	}
-	defer m.results.Release(1)
-	late := time.After(outputWithin)
+	defer m.resultSlots.Release(1)
+	deadline := time.After(outputWithin)
 	for _, output := range []struct {
-		to   io.Writer
-		text []byte
+		writer io.Writer
+		text   []byte
 	}{{c.Stdout, result.Stdout}, {c.Stderr, result.Stderr}} {
 		for part := range slices.Chunk(output.text, outputPart) {
 			select {
-			case <-late:
+			case <-deadline:
 				return result.ExitCode, failure.ErrOutputCut
 			default:
 			}
-			if _, writeErr := output.to.Write(part); writeErr != nil {
+			if _, writeErr := output.writer.Write(part); writeErr != nil {
 				return result.ExitCode, writeErr
 			}
 		}
@@ -153,22 +156,25 @@ func (m execMemory) execCommand(ctx context.Context, a agent.Agent, c terminal.C
 	return result.ExitCode, err
 }
 
-// readInput reads the input of a command, which takes one of the places for input until release. Without
-// input it takes none.
+// readInput reads the input of a command. A command with input takes one of failure.MaxInputs slots until release
+// is called.
 func (m execMemory) readInput(reader io.Reader) (input []byte, release func(), err error) {
+	if reader == nil {
+		return nil, func() {}, nil
+	}
 	first := make([]byte, 1)
 	if _, err := io.ReadFull(reader, first); errors.Is(err, io.EOF) {
 		return nil, func() {}, nil
 	} else if err != nil {
 		return nil, nil, err
 	}
-	if !m.inputs.TryAcquire(1) {
-		return nil, nil, failure.ErrInputs
+	if !m.inputSlots.TryAcquire(1) {
+		return nil, nil, failure.ErrTooManyInputs
 	}
-	release = func() { m.inputs.Release(1) }
+	release = func() { m.inputSlots.Release(1) }
 	input, err = io.ReadAll(io.LimitReader(io.MultiReader(bytes.NewReader(first), reader), failure.MaxInput+1))
 	if err == nil && len(input) > failure.MaxInput {
-		err = failure.ErrInputLong
+		err = failure.ErrInputTooLong
 	}
 	if err != nil {
 		release()
@@ -197,7 +203,7 @@ func (g *guestAccess) NetworkStatistics(context.Context) (report.NetworkStatisti
 	return g.network.Statistics(), nil
 }
 
-// checkGuest fails unless the guest runs and is not paused.
+// checkGuest returns an error if the guest is not running or is paused.
 func (g *guestAccess) checkGuest(ctx context.Context) error {
 	if err := g.progress.checkRunning(); err != nil {
 		return err
@@ -212,27 +218,28 @@ func (g *guestAccess) checkGuest(ctx context.Context) error {
 	return nil
 }
 
-// isAgentMissing reports whether a guest cannot do what its agent is asked for, or boots.
-func isAgentMissing(err error) bool {
+// mayLackAgent reports whether err may mean that the guest lacks an agent or is still booting, or that its agent does not
+// support the command.
+func mayLackAgent(err error) bool {
 	return errors.Is(err, failure.ErrNoAgent) || errors.Is(err, failure.ErrDisabled) || errors.Is(err, failure.ErrSilent)
 }
 
-// agentFreeWithin is how long a client waits for the agent while others talk to it, which is
-// longer than one of them waits for an agent that is silent. An answer that goes on may take
-// another client longer than that: then this one fails with ErrBusy, and may try again.
-const agentFreeWithin = 15 * time.Second
+// agentWaitTimeout is how long a conversation waits for the agent while other conversations use
+// it. That is longer than a conversation with a silent agent takes. If the agent is not free by
+// then, the waiting conversation fails with ErrBusy, and may try again.
+const agentWaitTimeout = 15 * time.Second
 
-// agentLine is the connection to the guest's agent, which one conversation has at a time.
+// agentLine is the connection to the guest's agent, which only one conversation uses at a time.
 type agentLine struct {
 	conn net.Conn
-	turn chan struct{} // has a value while a conversation has the line
+	turn chan struct{} // a semaphore, full while a conversation has the line
 }
 
 func newAgentLine(conn net.Conn) *agentLine { return &agentLine{conn, make(chan struct{}, 1)} }
 
-// takeTurn waits for the line.
+// takeTurn waits until the line is free, and returns it for one conversation. Close frees the line.
 func (l *agentLine) takeTurn(ctx context.Context) (net.Conn, error) {
-	timer := time.NewTimer(agentFreeWithin)
+	timer := time.NewTimer(agentWaitTimeout)
 	defer timer.Stop()
 	select {
 	case l.turn <- struct{}{}:
@@ -244,8 +251,8 @@ func (l *agentLine) takeTurn(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// agentTurn is the line as one conversation has it. What the agent sends after the turn is skipped by the
-// next conversation.
+// agentTurn is the line during one conversation. Packages agent and imageagent skip what the agent still sends for an
+// earlier conversation.
 type agentTurn struct {
 	net.Conn
 
@@ -269,7 +276,7 @@ func (t *agentTurn) useLine(call func([]byte) (int, error), p []byte) (int, erro
 	return call(p)
 }
 
-// Close implements net.Conn. It gives the line to the next conversation once this one has stopped using it.
+// Close implements net.Conn. It interrupts Read and Write before it frees the line.
 func (t *agentTurn) Close() error {
 	if t.isClosed.Swap(true) {
 		return net.ErrClosed

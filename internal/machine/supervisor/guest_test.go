@@ -31,17 +31,17 @@ func TestInputs(t *testing.T) {
 	for range failure.MaxInputs {
 		from, to := io.Pipe()
 		go func() { ended <- assert.ErrorOf(read(from)) }()
-		for range 2 { // the second is read once there is a place
+		for range 2 { // the second is read once there is a slot
 			assert.NoError(t, assert.ErrorOf(io.WriteString(to, "x")))
 		}
 		typing = append(typing, to)
 	}
-	assert.ErrorIs(t, "one more input", assert.ErrorOf(read(strings.NewReader("x"))), failure.ErrInputs, "4 commands")
+	assert.ErrorIs(t, "one more input", assert.ErrorOf(read(strings.NewReader("x"))), failure.ErrTooManyInputs, "4 commands")
 	assert.NoError(t, assert.ErrorOf(read(strings.NewReader(""))))
 	assert.NoError(t, typing[0].Close())
 	assert.NoError(t, <-ended)
 	for range 2 {
-		assert.ErrorIs(t, "a long input", assert.ErrorOf(read(bytes.NewReader(make([]byte, failure.MaxInput+1)))), failure.ErrInputLong)
+		assert.ErrorIs(t, "a long input", assert.ErrorOf(read(bytes.NewReader(make([]byte, failure.MaxInput+1)))), failure.ErrInputTooLong)
 		assert.ErrorIs(t, "a lost one", assert.ErrorOf(read(io.MultiReader(strings.NewReader("x"), iotest.ErrReader(io.ErrClosedPipe)))), io.ErrClosedPipe)
 		input, err := read(strings.NewReader("whole"))
 		assert.True(t, err == nil && string(input) == "whole", "it reads %q, %v", input, err)
@@ -50,5 +50,5 @@ func TestInputs(t *testing.T) {
 		assert.NoError(t, to.Close())
 		assert.NoError(t, <-ended)
 	}
-	assert.True(t, m.inputs.TryAcquire(failure.MaxInputs), "a command that has ended keeps its place")
+	assert.True(t, m.inputSlots.TryAcquire(failure.MaxInputs), "a command that has ended keeps its slot")
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/image/health"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/control"
@@ -28,7 +29,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// Descriptors that the program on a host is given.
+// Descriptors that the program on a host inherits.
 const (
 	configFD = 3 + iota
 	lockFD
@@ -43,57 +44,60 @@ const (
 	outputFD
 	outputAsideFD
 	networkFD
-	// firstPortFD is the descriptor of the first port's socket. After the last of them come those of the output, and that of
-	// the program.
+	// firstPortFD is the socket of the first port. After the ports come the files of the command's output, and the
+	// program itself.
 	firstPortFD
 )
 
-// Version is the version of the messages between the driver and the program on a host.
-const Version = 7
+// Version is the version of HostConfig and of the inherited descriptors.
+const Version = 8
 
-// HostConfig has the settings that the program on a host gets.
+// HostConfig has the settings of the program on a host.
 type HostConfig struct {
 	Version int `json:"version"`
-	// Token is known by those who may connect.
+	// Token is the secret that clients of the control listener send.
 	Token string `json:"token"`
-	// Disks has the sizes of the disks that can grow, by QEMU's names for them.
+	// Disks has the sizes of the disks that can grow, by QEMU's node names.
 	Disks       map[string]int64 `json:"disks,omitempty"`
 	Accelerator string           `json:"accelerator"`
-	// StartedAt is when the guest began to run, for a QEMU that had another supervisor before.
+	// StartedAt is when the guest began to run, if an earlier supervisor has started it.
 	StartedAt time.Time `json:"startedAt,omitzero"`
 	// LogBytes bounds each log.
 	LogBytes int64 `json:"logBytes"`
-	// OutputBytes bounds each stream of the output of a container image's command. Without such output it is 0.
+	// OutputBytes bounds each stream of the output of a container image's command. It is 0 for other machines.
 	OutputBytes int64 `json:"outputBytes,omitempty"`
-	// StopID is the ID of a stop that was begun, empty for none; StopWithin is the rest of its time, 0 for ever.
+	// StopID is the ID of a stop that was begun before, empty for none. StopWithin is the rest of its grace period, 0 for
+	// no limit.
 	StopID     string        `json:"stopID,omitempty"`
 	StopWithin time.Duration `json:"stopWithin,omitempty"`
-	// Network configures the edge of the machine's network. Ports are the ports whose sockets the program inherits.
+	// Network configures the guest's network. Ports are the ports whose sockets the program inherits.
 	Network control.NetworkConfig `json:"network"`
 	Ports   []control.Port        `json:"ports,omitempty"`
-	// GuestNonce is Config.GuestNonce, for a run of a container image.
+	// GuestNonce is Options.GuestNonce, for a run of a container image.
 	GuestNonce []byte `json:"guestNonce,omitempty"`
+	// HealthCheck is Options.HealthCheck.
+	HealthCheck *health.Check `json:"healthCheck,omitempty"`
 }
 
-// maxOwnLog bounds what the program says of itself.
+// maxOwnLog bounds the log of this program.
 const maxOwnLog = 64 << 10
 
-// boundedWriter writes so many bytes, and discards the rest.
+// boundedWriter stops writing at a limit, and discards the rest.
 type boundedWriter struct {
-	to   io.Writer
-	left int
+	writer    io.Writer
+	remaining int // bytes
 }
 
 // Write implements io.Writer.
 func (w *boundedWriter) Write(p []byte) (int, error) {
-	if w.left -= len(p); w.left >= 0 {
-		return w.to.Write(p)
+	if w.remaining -= len(p); w.remaining >= 0 {
+		return w.writer.Write(p)
 	}
 	return len(p), nil
 }
 
-// MainOnHost follows a QEMU of this host by the descriptors that it is given, and returns the exit code of the
-// program. It ends with QEMU, or by SIGKILL: nothing is lost by that, and the driver starts another.
+// MainOnHost follows a QEMU of this host through inherited descriptors, and returns the exit code of the program. It
+// ends with QEMU. SIGKILL loses nothing, since the driver starts another supervisor.
 func MainOnHost(ctx context.Context, open NetworkOpener) int {
 	log := logr.FromSlogHandler(slog.NewTextHandler(&boundedWriter{os.Stderr, maxOwnLog}, nil))
 	if err := runOnHost(ctx, open, log); err != nil {
@@ -119,7 +123,7 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 		unix.CloseOnExec(fd)
 	}
 	_ = unix.Close(programFD)
-	given, err := openGiven()
+	inherited, err := openInherited()
 	if err != nil {
 		return err
 	}
@@ -133,36 +137,37 @@ func runOnHost(ctx context.Context, open NetworkOpener, log logr.Logger) error {
 		log.Error(err, "Ports cannot be served")
 	}
 	s := New(Options{
-		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce, Network: network, Links: links,
+		Disks: config.Disks, Clock: clock.RealClock{}, Log: log, LogBytes: config.LogBytes, GuestNonce: config.GuestNonce, HealthCheck: config.HealthCheck,
+		Network: network, Links: links,
 		RecordEnd: func(e End) error { return writeEnd(record, e) },
 	})
-	process := &handle{gone: make(chan string, 1), logs: []keptLog{
+	process := &processHandle{exited: make(chan string, 1), logs: []boundedLog{
 		{os.NewFile(serialLogFD, machine.SerialLogFile), os.NewFile(serialAsideFD, "aside"), config.LogBytes},
 		{os.NewFile(outputFD, machine.LogFile), os.NewFile(outputAsideFD, "aside"), config.LogBytes},
 	}}
 	go process.awaitEnd()
 	go keepOutput(ctx, config, log)
-	if config.StopID != "" { // its time goes on while QEMU does not answer
+	if config.StopID != "" { // before Attach: the grace period passes also while QEMU does not answer
 		_ = s.Stop(ctx, config.StopID, config.StopWithin)
 	}
-	// A QEMU that is halted does not answer yet. This program does.
-	go func() { _ = control.NewLocalServer(ctx, config.Token, s.local()).Serve(given.listener) }()
-	go forceSilent(ctx, s, process)
-	if err := s.Attach(ctx, 0, process, config.Accelerator, given.ends); err != nil {
+	// Also before Attach: clients get answers even while QEMU hangs.
+	go func() { _ = control.NewLocalServer(ctx, config.Token, s.local()).Serve(inherited.listener) }()
+	go endUnattached(ctx, s, process)
+	if err := s.Attach(ctx, 0, process, config.Accelerator, inherited.ends); err != nil {
 		return err
 	}
 	if err := adoptQEMU(ctx, s, config.StartedAt); err != nil {
 		return err
 	}
 	_, err = s.Run(ctx)
-	select { // those who read the console learn of its end
+	select { // let readers of the console receive the last output
 	case <-s.ConsoleLeft():
 	case <-time.After(drainWithin):
 	}
 	return err
 }
 
-// local returns the machine as its control port serves it.
+// local returns the parts of the machine that its control listener serves.
 func (s *Supervisor) local() control.Local {
 	return control.Local{Machine: s, Run: s, Guest: &s.guest, Network: &s.edge, Peer: &s.edge}
 }
@@ -182,7 +187,7 @@ func keepOutput(ctx context.Context, c HostConfig, log logr.Logger) {
 	output.Keep(ctx, files, func(err error) { log.Error(err, "Output cannot be bounded") })
 }
 
-// servePorts serves the ports whose sockets the program is given.
+// servePorts serves the ports whose sockets the program inherits.
 func servePorts(ctx context.Context, n Network, c HostConfig) error {
 	sockets := map[control.Port]*os.File{}
 	for i, p := range c.Ports {
@@ -192,11 +197,12 @@ func servePorts(ctx context.Context, n Network, c HostConfig) error {
 	return n.GiveSockets(ctx, c.Network.Wanted.Revision, sockets)
 }
 
-// NetworkOpener opens the guest's end of the network.
+// NetworkOpener opens the host's end of a guest's network.
 type NetworkOpener func(context.Context, control.NetworkConfig, control.Switchboard) (Network, error)
 
-// forceSilent ends a run by force that is to be ended while QEMU has not answered yet.
-func forceSilent(ctx context.Context, s *Supervisor, process Process) {
+// endUnattached kills QEMU if the run is to be ended by force before QEMU has answered. It returns once QEMU is
+// attached, since Run does the same from then on.
+func endUnattached(ctx context.Context, s *Supervisor, process Process) {
 	for {
 		check := s.Clock.NewTimer(s.progress.checkAfter())
 		select {
@@ -206,15 +212,15 @@ func forceSilent(ctx context.Context, s *Supervisor, process Process) {
 		case <-check.C():
 		}
 		check.Stop()
-		why := s.progress.findForce()
+		reason := s.progress.forceReason()
 		switch {
 		case ctx.Err() != nil || s.isAttached():
-			s.wakeUp() // for Run, which may have missed a change
+			s.wakeUp() // this loop may have received a change that Run needs
 			return
-		case why == "":
+		case reason == "":
 			continue
 		}
-		if err := s.RecordEnd(End{Reason: machine.EndForced, Message: why, At: s.Clock.Now()}); err != nil {
+		if err := s.RecordEnd(End{Reason: machine.EndForced, Message: reason, At: s.Clock.Now()}); err != nil {
 			s.Log.Error(err, "End of the run could not be recorded, so QEMU is not killed yet")
 			continue
 		}
@@ -224,8 +230,8 @@ func forceSilent(ctx context.Context, s *Supervisor, process Process) {
 	}
 }
 
-// drainWithin is how long readers of the console may take to leave it. It is a part of the time that the driver gives
-// the program to end.
+// drainWithin is how long readers of the console may take to read its last output. The driver waits longer
+// for the program to end.
 const drainWithin = time.Second / 2
 
 func readConfig(file *os.File) (c HostConfig, err error) {
@@ -235,34 +241,34 @@ func readConfig(file *os.File) (c HostConfig, err error) {
 		err = json.Unmarshal(content, &c)
 	}
 	if err == nil && c.Version != Version {
-		err = fmt.Errorf("it has version %d, and must have %d", c.Version, Version)
+		err = fmt.Errorf("its version is %d, and must be %d", c.Version, Version)
 	}
 	if err != nil {
-		return c, fmt.Errorf("what this program is told: %w", err)
+		return c, fmt.Errorf("reading the configuration of this supervisor: %w", err)
 	}
 	return c, nil
 }
 
-// given are the sockets that the program on a host is given.
-type given struct {
+// inheritedSockets are the sockets that the program on a host inherits.
+type inheritedSockets struct {
 	listener net.Listener
 	ends     Ends
 }
 
-func openGiven() (g given, err error) {
+func openInherited() (s inheritedSockets, err error) {
 	listener := os.NewFile(listenerFD, "listener")
-	g.listener, err = net.FileListener(listener)
+	s.listener, err = net.FileListener(listener)
 	err = errors.Join(err, listener.Close())
-	for fd, to := range map[uintptr]*net.Conn{monitorFD: &g.ends.Monitor, serialFD: &g.ends.Serial, agentFD: &g.ends.Agent, networkFD: &g.ends.Network} {
+	for fd, conn := range map[uintptr]*net.Conn{monitorFD: &s.ends.Monitor, serialFD: &s.ends.Serial, agentFD: &s.ends.Agent, networkFD: &s.ends.Network} {
 		file := os.NewFile(fd, "socket")
 		var openErr error
-		*to, openErr = net.FileConn(file)
+		*conn, openErr = net.FileConn(file)
 		err = errors.Join(err, openErr, file.Close())
 	}
-	return g, err
+	return s, err
 }
 
-// adoptQEMU finds out how far a QEMU has come that may have had another supervisor.
+// adoptQEMU notes that the guest was started, if an earlier supervisor has started it.
 func adoptQEMU(ctx context.Context, s *Supervisor, startedAt time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()
@@ -276,24 +282,24 @@ func adoptQEMU(ctx context.Context, s *Supervisor, startedAt time.Time) error {
 	return nil
 }
 
-// handle is a QEMU that this program has not started.
-type handle struct {
-	gone    chan string
+// processHandle is a QEMU that another process has started. processFD is its pidfd.
+type processHandle struct {
+	exited  chan string
 	cutting sync.Mutex
-	logs    []keptLog
+	logs    []boundedLog
 }
 
-var _ Process = (*handle)(nil)
+var _ Process = (*processHandle)(nil)
 
-// awaitEnd waits for the end of the process, whose handle becomes readable then. Only its parent learns how.
-func (h *handle) awaitEnd() {
+// awaitEnd waits for the end of the process. Only its parent gets the exit status.
+func (h *processHandle) awaitEnd() {
 	if h.pollEnd(-1) == nil {
-		h.gone <- ""
+		h.exited <- ""
 	}
 }
 
-// pollEnd waits for the end of the process, for ever if milliseconds are negative.
-func (h *handle) pollEnd(milliseconds int) error {
+// pollEnd waits until the pidfd is readable, which means the end of the process. A negative timeout means no limit.
+func (h *processHandle) pollEnd(milliseconds int) error {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: processFD, Events: unix.POLLIN}}, milliseconds)
 		switch {
@@ -307,11 +313,11 @@ func (h *handle) pollEnd(milliseconds int) error {
 	}
 }
 
-// Gone implements Process.
-func (h *handle) Gone() <-chan string { return h.gone }
+// Exited implements Process.
+func (h *processHandle) Exited() <-chan string { return h.exited }
 
-// WaitGone implements Process.
-func (h *handle) WaitGone(ctx context.Context) error {
+// WaitExited implements Process.
+func (h *processHandle) WaitExited(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if h.pollEnd(int(proc.PollEvery.Milliseconds())) == nil {
 			return nil
@@ -321,32 +327,34 @@ func (h *handle) WaitGone(ctx context.Context) error {
 }
 
 // Kill implements Process.
-func (h *handle) Kill(ctx context.Context) error {
+func (h *processHandle) Kill(ctx context.Context) error {
 	if err := unix.PidfdSendSignal(processFD, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, proc.KillWithin)
 	defer cancel()
-	return h.WaitGone(ctx)
+	return h.WaitExited(ctx)
 }
 
-// Usage implements Process. The driver measures the process itself.
-func (h *handle) Usage() (proc.Usage, error) { return proc.Usage{}, nil }
+// Usage implements Process. It returns zeros, since the driver measures the process.
+func (h *processHandle) Usage() (proc.Usage, error) { return proc.Usage{}, nil }
 
 // LastOutput implements Process.
-func (h *handle) LastOutput(most int) string { return machine.LastLine(h.logs[1].file, most) }
+func (h *processHandle) LastOutput(maxBytes int) string {
+	return machine.LastLine(h.logs[1].file, maxBytes)
+}
 
 // CutLogs implements Process.
-func (h *handle) CutLogs() error {
+func (h *processHandle) CutLogs() error {
 	h.cutting.Lock()
 	defer h.cutting.Unlock()
 	return errors.Join(h.logs[0].cutLog(), h.logs[1].cutLog())
 }
 
-// keptLog is a log that QEMU appends to, and the file that gets its end when it is cut.
-type keptLog struct {
+// boundedLog is a log that QEMU appends to. When the log is cut, its end is copied to aside.
+type boundedLog struct {
 	file, aside *os.File
-	most        int64
+	maxBytes    int64
 }
 
-func (l keptLog) cutLog() error { return machine.CutLog(l.file, l.aside, l.most) }
+func (l boundedLog) cutLog() error { return machine.CutLog(l.file, l.aside, l.maxBytes) }

@@ -11,30 +11,31 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"cloudnative.tw/drover/internal/image/health"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/failure"
 )
 
-// progress has the progress of a run and the requests to it. It may be used by several goroutines.
+// progress has the state of a run, and the requests to end it. It is safe for concurrent use.
 type progress struct {
 	clock clock.PassiveClock
 
 	mu          sync.Mutex
 	accelerator string
 	gracePeriod time.Duration
-	startedAt   time.Time // of the guest, zero until it was resumed
+	startedAt   time.Time // of the guest, zero until it was first resumed
 	stop        *stop
-	forced      string // why the run is to end at once
-	waits       error  // what the guest waits for
+	forced      string // why the run must end at once
+	waitCause   error  // why the guest waits
 	fault       control.Fault
+	health      health.State
 }
 
-// stop is a stop that was begun. It cannot be taken back: a power button that was pressed cannot be
-// released.
+// stop is a stop that was begun. It cannot be cancelled, since the guest may already shut down.
 type stop struct {
-	id string
-	by time.Time // zero for never
+	id       string
+	deadline time.Time // zero for never
 }
 
 func (p *progress) setAccelerator(name string) {
@@ -43,7 +44,7 @@ func (p *progress) setAccelerator(name string) {
 	p.accelerator = name
 }
 
-// noteStart notes when the guest was resumed first; zero means now.
+// noteStart sets when the guest was first resumed; zero means now.
 func (p *progress) noteStart(started time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,76 +65,82 @@ func (p *progress) currentGracePeriod() time.Duration {
 	return p.gracePeriod
 }
 
-// beginStop begins a stop, and reports whether it is another than the one before.
-func (p *progress) beginStop(id string, within time.Duration) (isNew bool) {
+// beginStop begins a stop, unless the last stop has the same ID. A gracePeriod of 0 means no limit.
+func (p *progress) beginStop(id string, gracePeriod time.Duration) (isNew bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stop != nil && p.stop.id == id {
 		return false
 	}
 	p.stop = &stop{id: id}
-	if within > 0 {
-		p.stop.by = p.clock.Now().Add(within)
+	if gracePeriod > 0 {
+		p.stop.deadline = p.clock.Now().Add(gracePeriod)
 	}
 	return true
 }
 
-// forceEnd notes why the run is to end at once. The first reason counts.
-func (p *progress) forceEnd(why string) {
+// forceEnd requests that the run ends at once. The reason of the first request remains.
+func (p *progress) forceEnd(reason string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.forced = cmp.Or(p.forced, why)
+	p.forced = cmp.Or(p.forced, reason)
 }
 
-// TooLate is the message of the end of a guest that had to be ended by force.
+// TooLate is the message of the end of a guest that exceeded its grace period.
 const TooLate = "the guest did not shut down in its time"
 
-// findForce returns why the run is to be ended by force, if it is.
-func (p *progress) findForce() (why string) {
+// forceReason returns why the run must be ended by force, or "".
+func (p *progress) forceReason() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.forced == "" && p.stop != nil && !p.stop.by.IsZero() && !p.clock.Now().Before(p.stop.by) {
+	if p.forced == "" && p.stop != nil && !p.stop.deadline.IsZero() && !p.clock.Now().Before(p.stop.deadline) {
 		return TooLate
 	}
 	return p.forced
 }
 
-// setWait notes what the guest waits for; nil means nothing.
+// setWait sets why the guest waits, nil if it runs.
 func (p *progress) setWait(cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.waits = cause
+	p.waitCause = cause
 }
 
-// setFault notes the disk error that the guest waited for last.
+// setFault sets the last disk error that paused the guest.
 func (p *progress) setFault(fault machine.DiskFault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fault = control.Fault{Node: fault.Node, Operation: fault.Operation, Reason: fault.Reason}
 }
 
-// checkAfter returns when to look at the guest next.
+func (p *progress) setHealth(state health.State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.health = state
+}
+
+// checkAfter returns how long to wait before the next check of the guest.
 func (p *progress) checkAfter() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.stop == nil && p.waits == nil {
+	if p.stop == nil && p.waitCause == nil {
 		return checkEvery
 	}
 	after := min(machine.PressEvery, machine.ResumeAgain)
-	if p.stop == nil || p.stop.by.IsZero() {
+	if p.stop == nil || p.stop.deadline.IsZero() {
 		return after
 	}
-	if left := p.stop.by.Sub(p.clock.Now()); left > 0 { // else the run could not be ended just now
-		return min(after, left)
+	if timeLeft := p.stop.deadline.Sub(p.clock.Now()); timeLeft > 0 { // else an attempt to end the run has failed
+		return min(after, timeLeft)
 	}
 	return after
 }
 
-// currentStatus returns what is known without QEMU.
+// currentStatus returns the part of the status that is known without asking QEMU.
 func (p *progress) currentStatus() control.Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := control.Status{State: control.StateRunning, StartedAt: p.startedAt, Waits: waitOf(p.waits), Fault: p.fault}
+	out := control.Status{State: control.StateRunning, StartedAt: p.startedAt, Waits: waitKind(p.waitCause), Fault: p.fault, Health: p.health}
 	if p.startedAt.IsZero() {
 		out.State = control.StateStarting
 	} else {
@@ -145,7 +152,7 @@ func (p *progress) currentStatus() control.Status {
 	return out
 }
 
-// checkRunning refuses what only a guest can get that was started and is not to stop.
+// checkRunning fails with failure.ErrNotRunning unless the guest was started and no stop has begun.
 func (p *progress) checkRunning() error {
 	if p.currentStatus().State != control.StateRunning {
 		return failure.ErrNotRunning
@@ -153,8 +160,8 @@ func (p *progress) checkRunning() error {
 	return nil
 }
 
-// waitOf returns what a guest waits for, by the error that explains it.
-func waitOf(cause error) control.Wait {
+// waitKind returns the kind of a wait, by the error that explains it.
+func waitKind(cause error) control.Wait {
 	switch {
 	case errors.Is(cause, machine.ErrNoRoom):
 		return control.WaitRoom

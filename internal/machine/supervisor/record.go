@@ -18,19 +18,19 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// RecordSize is the size of a record of an end, whose room on the disk is taken beforehand. One that is all
-// zeros does not contain an end yet.
+// RecordSize is the size of a record of an end. The record is allocated before the run, in case the disk is
+// full at the end. Until then it has only zeros.
 const RecordSize = 4 << 10
 
-// maxText and maxOutput are how much of the texts of an end is recorded, in bytes. JSON may take twice as much for it.
+// maxText and maxOutput bound the recorded message and output, in bytes. JSON may need twice as many.
 const maxText, maxOutput = 512, lastOutput
 
-// ErrDamaged means that a record has an end that cannot be read, as after a power cut.
+// ErrDamaged means that the record of an end is unreadable, such as after a power cut.
 var ErrDamaged = errors.New("the record of the end is damaged")
 
-// MakeRecord makes a record without an end, and takes its room on the disk.
+// MakeRecord makes a record without an end.
 func MakeRecord(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600) //nolint:gosec // the caller's
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600) //nolint:gosec // a path of the caller
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func MakeRecord(path string) (*os.File, error) {
 	return f, nil
 }
 
-// writeEnd records an end by one write, and returns once a power cut leaves it. It keeps one that is there.
+// writeEnd records an end in one write, and returns once it is on the disk. It keeps an end that was recorded before.
 func writeEnd(f *os.File, e End) error {
 	if first, err := ReadEnd(io.NewSectionReader(f, 0, RecordSize)); first != nil || errors.Is(err, ErrDamaged) {
 		return nil
@@ -60,7 +60,7 @@ func writeEnd(f *os.File, e End) error {
 	return unix.Fdatasync(int(f.Fd()))
 }
 
-// ReadEnd reads the end that is recorded, nil for none. Whoever has written it may lie.
+// ReadEnd reads a recorded end, nil if there is none. The caller must not trust it, since the supervisor wrote it.
 func ReadEnd(reader io.Reader) (*End, error) {
 	content, err := io.ReadAll(io.LimitReader(reader, RecordSize))
 	if err != nil {
@@ -68,7 +68,7 @@ func ReadEnd(reader io.Reader) (*End, error) {
 	}
 	content = bytes.TrimRight(content, "\x00")
 	if len(content) == 0 {
-		return nil, nil //nolint:nilnil // Nil is for none.
+		return nil, nil //nolint:nilnil // No end is recorded.
 	}
 	sum, text, _ := bytes.Cut(bytes.TrimSuffix(content, []byte("\n")), []byte(" "))
 	expected := sha256.Sum256(text)

@@ -23,34 +23,34 @@ import (
 // FollowCommand is the first argument of the program on a host.
 const FollowCommand = "follow"
 
-// Invocation is a start of the program on a host: its configuration, and the files that it inherits. It opens none itself.
+// Invocation has the configuration of the program on a host, and the files that it inherits. The program opens no files.
 type Invocation struct {
-	// Program is the program, which is executed by its descriptor.
+	// Program is drover-machine, which is executed through this descriptor.
 	Program *os.File
-	// UUID is the machine's, for those who look at processes.
+	// UUID is the machine's UUID, for people who look at lists of processes.
 	UUID string
-	// Dir is the working directory, the machine's. The program need not be able to open it.
+	// Dir is the working directory: the machine's directory, which the program may be unable to open.
 	Dir string
 	// User is the user to run as, nil for the user of this program.
 	User   *confine.User
 	Config HostConfig
-	// Lock is held by the program as long as it runs.
+	// Lock is locked as long as the program has the file open.
 	Lock *os.File
-	// Listener is where others connect; Monitor, Serial and Agent are connected to QEMU.
+	// Listener is the control listener. Monitor, Serial and Agent are connections to QEMU.
 	Listener, Monitor, Serial, Agent *os.File
-	// Network is connected to QEMU too, for the frames of the guest.
+	// Network is the connection to QEMU for the guest's frames.
 	Network *os.File
-	// Ports are sockets of ports of the host.
+	// Ports are listening sockets on ports of the host.
 	Ports map[control.Port]*os.File
-	// Process is a handle on QEMU's process.
+	// Process is a pidfd of QEMU.
 	Process *os.File
-	// Record gets how the run has ended: see MakeRecord.
+	// Record receives how the run has ended: see MakeRecord.
 	Record *os.File
-	// SerialLog and Output are logs that QEMU appends to. The files beside them get what is cut off.
+	// SerialLog and Output are logs that QEMU appends to. The Aside files receive the end of a log that is cut.
 	SerialLog, SerialAside, Output, OutputAside *os.File
-	// CommandOutput has the files of a container image's output, by stream, for a Config that bounds it.
+	// CommandOutput has the files of a container image's output, by stream, if Config.OutputBytes is set.
 	CommandOutput []*os.File
-	// Errors gets what the program prints.
+	// Errors receives the program's standard error.
 	Errors *os.File
 }
 
@@ -87,7 +87,7 @@ func Spawn(ctx context.Context, i Invocation) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// configFile returns a file of memory.
+// configFile returns the configuration in an in-memory file.
 func configFile(c HostConfig) (*os.File, error) {
 	text, err := json.Marshal(c)
 	if err != nil {

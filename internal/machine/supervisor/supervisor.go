@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervisor follows one QEMU, from when it answers until its guest has ended: it alone
-// speaks QMP with it. It knows neither Kubernetes nor where the machine is.
+// Package supervisor follows one QEMU from its first answer until its guest has ended. No other
+// program uses QEMU's monitor meanwhile. It knows neither Kubernetes nor where the machine is.
 //
-// Start with Supervisor, and with Run in follow.go. progress.go has how far a run has come,
-// control.go what others may ask of the machine meanwhile (package control), guest.go what people
-// reach in its guest, and edge.go what its network does. host.go is the program on a host, which
-// package supervised starts by Spawn.
+// Start with Supervisor, and with Run in follow.go. progress.go has the state of a run.
+// control.go, guest.go and edge.go serve the requests of package control: for the machine, its
+// guest and its network. host.go is the program on a host, which package supervised starts with
+// Spawn.
 package supervisor
 
 import (
@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/internal/guest/report"
+	"cloudnative.tw/drover/internal/image/health"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/failure"
@@ -30,88 +31,90 @@ import (
 )
 
 const (
-	// answerWithin is how long QEMU may take to answer, so that one that does not answer is ended
-	// in time too.
+	// answerWithin bounds one query of QEMU. It is short, so that a QEMU that does not answer can
+	// still be killed in time.
 	answerWithin = time.Second
-	// checkEvery is the interval between two checks that no event asks for.
+	// checkEvery is the interval between two checks of the guest without an event.
 	checkEvery = 10 * time.Second
-	// lastOutput is how much of QEMU's output explains an end.
+	// lastOutput bounds End.Output, in bytes.
 	lastOutput = 1 << 10
 )
 
-// Ends are the connections to a QEMU. The supervisor does not make others.
+// Ends are the only connections of a supervisor to its QEMU.
 type Ends struct {
 	Monitor, Serial, Agent, Network net.Conn
 }
 
 // Process is QEMU's process.
 type Process interface {
-	// Gone receives how the process has ended, once.
-	Gone() <-chan string
-	// Kill ends it at once, and waits until it is gone.
+	// Exited returns a channel that receives the exit status, once. The status is empty if unknown.
+	Exited() <-chan string
+	// Kill kills the process, and waits for its end.
 	Kill(ctx context.Context) error
-	// WaitGone waits until it is gone, as long as ctx allows.
-	WaitGone(ctx context.Context) error
-	// Usage returns what the process uses.
+	// WaitExited waits until the process has ended.
+	WaitExited(ctx context.Context) error
+	// Usage returns the resource usage of the process.
 	Usage() (proc.Usage, error)
-	// LastOutput returns the end of its output, in one line.
-	LastOutput(most int) string
-	// CutLogs keeps its logs short. It is called at any time where there is a log of the guest.
+	// LastOutput returns the end of the process's output in one line.
+	LastOutput(maxBytes int) string
+	// CutLogs keeps the logs of process and guest short. It may be called concurrently.
 	CutLogs() error
 }
 
 // End is how a run has ended.
 type End struct {
-	// Reason is one of package machine.
+	// Reason is one of package machine, such as machine.EndCompleted.
 	Reason string `json:"reason"`
-	// Message says more, for people, and Output is the last output of QEMU.
+	// Message explains Reason to people. Output is the last output of QEMU.
 	Message string    `json:"message,omitempty"`
 	Output  string    `json:"output,omitempty"`
 	At      time.Time `json:"at"`
 }
 
-// Network is the guest's end of the network.
+// Network is the host's end of the guest's network: see package edge.
 type Network interface {
 	control.Network
 	// Serve carries the guest's frames from and to QEMU.
 	Serve(ctx context.Context, link net.Conn) error
-	// Accept takes a connection of another machine: see control.Peer.
+	// Accept accepts a connection from another machine: see control.Peer.
 	Accept(ctx context.Context, c control.PeerConn, socket *os.File) error
-	// Served returns the ports that it serves, of a revision of the wanted configuration.
+	// Served returns the ports that are served, and the revision of the wanted configuration that has them.
 	Served() (of control.Revision, ports []control.Port)
-	// Statistics returns its figures.
+	// Statistics returns the traffic counters.
 	Statistics() report.NetworkStatistics
 }
 
 // Options has the settings of a supervisor.
 type Options struct {
-	// Network is the edge of the machine's network.
+	// Network is the host's end of the guest's network.
 	Network Network
-	// Links lead to other machines, where there are any.
+	// Links are the links to other machines, nil if there are none.
 	Links *Links
-	// Disks has the sizes of the disks that can grow, by QEMU's names for them.
+	// Disks has the sizes of the disks that can grow, by QEMU's node names.
 	Disks map[string]int64
-	// GracePeriod is how long the guest has to shut down, until SetGracePeriod says another.
+	// GracePeriod is how long the guest has to shut down. SetGracePeriod changes it.
 	GracePeriod time.Duration
-	// RecordEnd keeps how the run has ended. QEMU is made to quit only after that, since until then it
-	// alone knows.
+	// RecordEnd stores how the run has ended. QEMU quits only after that: until then only QEMU has that
+	// information. nil means that nothing is stored.
 	RecordEnd func(End) error
-	// LogBytes is how much the guest may print before its log is cut; 0 means that it has none.
+	// LogBytes is how much the guest may print before its log is cut; 0 means that there is no log.
 	LogBytes int64
-	// GuestNonce is the secret by which Drover's program in the guest of a container image recognizes its host; nil for
+	// GuestNonce is the secret that proves the host to Drover's program in the guest of a container image. It is nil for
 	// other guests.
 	GuestNonce []byte
-	// Progress returns how far the disk that is being made is, before QEMU is started; nil if none is.
-	Progress func() *control.Copied
-	Clock    clock.WithTicker
-	Log      logr.Logger
+	// HealthCheck is the health check of a container image, nil without one.
+	HealthCheck *health.Check
+	// CopyProgress returns how much of a disk was copied. It is called until QEMU is attached, and nil if no disk is made.
+	CopyProgress func() *control.Copied
+	Clock        clock.WithTicker
+	Log          logr.Logger
 }
 
 // Supervisor follows one QEMU.
 type Supervisor struct {
 	Options
 
-	// The connections to QEMU, which are set once attached is closed.
+	// attached is closed once process, monitor and client are set.
 	attached chan struct{}
 	process  Process
 	monitor  machine.Monitor
@@ -130,30 +133,33 @@ var (
 	_ control.Run     = (*Supervisor)(nil)
 )
 
-// New returns a supervisor of a QEMU that may be yet to start.
+// New returns a supervisor without a QEMU: see Attach.
 func New(c Options) *Supervisor {
 	s := &Supervisor{
 		Options: c, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1),
 		progress: progress{clock: c.Clock, gracePeriod: c.GracePeriod},
+	}
+	if c.HealthCheck != nil {
+		s.progress.setHealth(health.Starting)
 	}
 	s.guest = guestAccess{progress: &s.progress, network: c.Network, nonce: c.GuestNonce, clock: c.Clock, memory: newExecMemory()}
 	s.edge = guardedEdge{network: c.Network, links: c.Links, progress: &s.progress, watches: &s.watches, log: c.Log}
 	return s
 }
 
-// Guest returns what people reach in the guest.
+// Guest returns the guest's console, commands and interfaces.
 func (s *Supervisor) Guest() control.Guest { return &s.guest }
 
-// Edge returns the machine's end of the network, which takes connections only while the guest runs.
+// Edge returns the network, which accepts connections to the guest only while the guest runs.
 func (s *Supervisor) Edge() control.Network { return &s.edge }
 
-// Attach connects the supervisor to a QEMU whose guest is halted or runs, on an accelerator. QEMU has to answer within a
-// time; 0 means that it may take any.
-func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process Process, accelerator string, ends Ends) error {
+// Attach connects the supervisor to a QEMU whose guest is halted or runs. It fails if QEMU does not answer within timeout;
+// 0 means that it waits until ctx ends.
+func (s *Supervisor) Attach(ctx context.Context, timeout time.Duration, process Process, accelerator string, ends Ends) error {
 	bounded := ctx
-	if within > 0 {
+	if timeout > 0 {
 		var cancel context.CancelFunc
-		bounded, cancel = context.WithTimeout(ctx, within)
+		bounded, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	client, err := qmp.NewClient(bounded, ends.Monitor, func(event qmp.Event) { s.onEvent(ctx, event) })
@@ -175,11 +181,11 @@ func (s *Supervisor) Attach(ctx context.Context, within time.Duration, process P
 // serveNetwork carries the guest's network until QEMU ends.
 func (s *Supervisor) serveNetwork(ctx context.Context, link net.Conn) {
 	if err := s.Network.Serve(ctx, link); err != nil && ctx.Err() == nil {
-		s.Log.Error(err, "The network of the guest has ended")
+		s.Log.Error(err, "Network of the guest has failed")
 	}
 }
 
-// isAttached reports whether there is a QEMU to ask.
+// isAttached reports whether Attach has connected to a QEMU.
 func (s *Supervisor) isAttached() bool {
 	select {
 	case <-s.attached:
@@ -189,7 +195,6 @@ func (s *Supervisor) isAttached() bool {
 	}
 }
 
-// waitAttached waits for a QEMU to ask.
 func (s *Supervisor) waitAttached(ctx context.Context) error {
 	select {
 	case <-s.attached:
@@ -199,7 +204,7 @@ func (s *Supervisor) waitAttached(ctx context.Context) error {
 	}
 }
 
-// onEvent must not wait for the client.
+// onEvent handles an event of QEMU. The QMP client calls it while it reads, so it must not wait for an answer.
 func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 	if fault, ok := machine.DiskFaultOf(event); ok {
 		select {
@@ -218,7 +223,7 @@ func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 	}
 }
 
-// wakeUp has Run look at the guest, and tells those who watch.
+// wakeUp makes Run check the guest, and notifies the watchers.
 func (s *Supervisor) wakeUp() {
 	select {
 	case s.changed <- struct{}{}:
@@ -227,15 +232,15 @@ func (s *Supervisor) wakeUp() {
 	s.watches.notifyAll()
 }
 
-// setGuestClock sets the clock of a guest that was resumed.
+// setGuestClock sets the clock of the guest after it was resumed.
 func (s *Supervisor) setGuestClock(ctx context.Context) {
-	if err := s.guest.setTime(ctx); err != nil && ctx.Err() == nil && !isAgentMissing(err) {
+	if err := s.guest.setTime(ctx); err != nil && ctx.Err() == nil && !mayLackAgent(err) {
 		s.Log.Info("Clock of the guest could not be set after a pause", "cause", err.Error())
 	}
 }
 
-// Start resumes the guest for the first time, after disks have grown to their sizes. An error means that it was
-// not resumed. It may be repeated.
+// Start grows the disks, and starts the paused guest. After an error the guest is still paused.
+// After a success, later calls do nothing.
 func (s *Supervisor) Start(ctx context.Context) error {
 	if s.HasStarted() {
 		return nil
@@ -251,7 +256,7 @@ func (s *Supervisor) Start(ctx context.Context) error {
 		return err
 	}
 	s.progress.noteStart(s.Clock.Now())
-	if err != nil { // the guest may run
+	if err != nil { // QEMU has not answered, but the guest may run
 		s.Log.Info("QEMU does not answer", "cause", err.Error())
 		s.wakeUp()
 	}
@@ -275,11 +280,11 @@ func (s *Supervisor) IsStopping() bool {
 	return s.progress.currentStatus().State == control.StateStopping
 }
 
-// Stop has the guest shut down: it presses the power button until the guest has ended, and ends the run
-// by force after a time; 0 means never. A call of the same ID changes nothing.
-func (s *Supervisor) Stop(_ context.Context, id string, within time.Duration) error {
-	if s.progress.beginStop(id, within) {
-		s.Log.Info("Pressing the power button", "gracePeriod", within)
+// Stop makes Run press the power button until the guest has shut down, and end the run by force after gracePeriod;
+// 0 means never. A second call with the same ID has no effect.
+func (s *Supervisor) Stop(_ context.Context, id string, gracePeriod time.Duration) error {
+	if s.progress.beginStop(id, gracePeriod) {
+		s.Log.Info("Pressing the power button", "gracePeriod", gracePeriod)
 	}
 	s.wakeUp()
 	return nil
@@ -291,23 +296,23 @@ func (s *Supervisor) Quit(context.Context) error {
 	return nil
 }
 
-// Force ends the run at once.
-func (s *Supervisor) Force(why string) {
-	s.progress.forceEnd(why)
+// Force makes Run end the guest at once. The reason is for people.
+func (s *Supervisor) Force(reason string) {
+	s.progress.forceEnd(reason)
 	s.wakeUp()
 }
 
-// ConsoleLeft returns a channel that is closed once the guest has ended and nobody reads its console any more.
+// ConsoleLeft returns a channel that is closed once the guest has ended and all sessions of its console are closed.
 func (s *Supervisor) ConsoleLeft() <-chan struct{} {
 	if s.isAttached() {
 		return s.guest.console.Left()
 	}
-	none := make(chan struct{})
-	close(none)
-	return none
+	closed := make(chan struct{})
+	close(closed)
+	return closed
 }
 
-// TypeFrom leads what comes from an input to the guest's console, until its end.
+// TypeFrom copies input to the guest's console until the input ends.
 func (s *Supervisor) TypeFrom(ctx context.Context, input io.Reader) error {
 	return s.guest.console.TypeFrom(ctx, input)
 }

@@ -5,7 +5,7 @@ package supervisor
 
 import "sync"
 
-// watches tells any number of callers that something has changed.
+// watches notifies any number of callers of a change.
 type watches struct {
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change, nil if nobody waits
@@ -30,5 +30,5 @@ func (w *watches) nextChange() <-chan struct{} {
 	return w.changed
 }
 
-// Changed returns a channel that is closed when something about the machine has changed.
+// Changed returns a channel that is closed at the next change of the machine.
 func (s *Supervisor) Changed() <-chan struct{} { return s.watches.nextChange() }

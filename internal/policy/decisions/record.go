@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package decisions records the inputs and results of policy.Decide, so that people can read a
-// VirtualMachine's history and derive each decision again.
+// VirtualMachine's history and replay each decision.
 //
-// Start with Record, which has the input and the decision unchanged except for their times, which
-// a record has by the host's clock. sentences.go describes it for people. The controller's package
-// recorder collects records, and test/framework/rules derives decisions from them again.
+// Start with Record, which contains an input and its decision. They are stored unchanged, except
+// that times are converted to the host's clock. sentences.go formats records for people. The
+// controller's package recorder collects records, and test/framework/rules replays them.
 package decisions
 
 import (
@@ -20,38 +20,39 @@ import (
 
 // Record is a decision with its input and its outcome.
 type Record struct {
-	// Replica made the decision, and Sequence numbers all decisions of it.
+	// Replica made the decision. Sequence is the number of the decision among all decisions of this replica.
 	Replica  string `json:"replica"`
 	Sequence uint64 `json:"sequence"`
-	// Version is the version of Drover.
+	// Version is the replica's version of Drover.
 	Version  string          `json:"version"`
 	Input    policy.Input    `json:"input"`
 	Decision policy.Decision `json:"decision"`
-	Later
+	LaterFacts
 }
 
-// Later has the facts about a decision that become known after it was made.
-type Later struct {
-	// Repeats is how often the same decision was made again in a row, and Until the last time.
+// LaterFacts holds the facts about a decision that become known after it was made.
+type LaterFacts struct {
+	// Repeats is how many times in a row the same decision was repeated, and Until is when it was
+	// last made.
 	Repeats int       `json:"repeats,omitzero"`
 	Until   time.Time `json:"until,omitzero"`
 	Outcome Outcome   `json:"outcome,omitzero"`
 }
 
-// Update is the outcome of an earlier decision, in a file of test/faults.
+// Update is a line in a file of test/faults that adds later facts to a decision recorded earlier.
 type Update struct {
-	Replica  string `json:"replica"`
-	Sequence uint64 `json:"sequence"`
-	Later    Later  `json:"later"`
+	Replica  string     `json:"replica"`
+	Sequence uint64     `json:"sequence"`
+	Later    LaterFacts `json:"later"`
 }
 
-// Outcome is the outcome of a step.
+// Outcome tells when and how a step ended.
 type Outcome struct {
 	At     time.Time `json:"at"`
 	Result Result    `json:"result"`
-	// Error is the text of a driver's error. API has the kind of an API server's error instead.
+	// Error is the text of an error of the driver.
 	Error string `json:"error,omitzero"`
-	// API is the kind of an error of the API server, such as Conflict.
+	// API is the reason of an error of the API server, such as Conflict. The text is left out.
 	API string `json:"api,omitzero"`
 }
 
@@ -62,12 +63,12 @@ type Result string
 const (
 	// Succeeded means that the step was taken.
 	Succeeded Result = "Succeeded"
-	// Failed means that the step was tried and failed. It is tried again later.
+	// Failed means that the step was tried and failed. Drover tries the step again later.
 	Failed Result = "Failed"
 	// Outdated means that the step was not taken, since the input of the decision has changed.
 	Outdated Result = "Outdated"
-	// Ended means that the pass ended without a report, because the API server failed or this
-	// process may not act.
+	// Ended means that the reconcile ended without reporting a result, because the API server
+	// failed or this process is no longer allowed to act.
 	Ended Result = "Ended"
 )
 
@@ -85,12 +86,12 @@ func New(in policy.Input, d policy.Decision) Record {
 	return Record{Input: in, Decision: d}
 }
 
-// wallTime turns a time into one of the host's clock, in UTC. A wait counts by the monotonic
-// clock, which goes on evenly when someone sets the host's. So the time is recorded by its
-// distance from now, and a replay finds the same order. The zero time stays zero.
+// wallTime converts a time to the host's clock, in UTC. Waits are measured with the monotonic clock,
+// which keeps its pace when someone sets the host's clock. The result has the same distance from
+// now as t, so that a replay sees the times in the same order. The zero time stays zero.
 func wallTime(t, now time.Time) time.Time {
 	wall := t.Round(0)
-	if wall == t { //nolint:staticcheck // Equal would not tell that there is no monotonic reading.
+	if wall == t { //nolint:staticcheck // Unlike Equal, == is false if t has a monotonic reading.
 		return wall.UTC()
 	}
 	return now.Round(0).UTC().Add(t.Sub(now))
@@ -104,9 +105,9 @@ func (r *Record) Key() types.NamespacedName {
 // At returns when the decision was made.
 func (r *Record) At() time.Time { return r.Input.Now }
 
-// IsRepeated reports whether another record is the same decision to wait, from the same facts
-// at another time. A difference only in an engine's progress does not count.
-func (r *Record) IsRepeated(other *Record) bool {
+// IsRepeatOf reports whether both records have the same decision to wait, from the same facts at
+// different times. A difference in the server's progress does not count.
+func (r *Record) IsRepeatOf(other *Record) bool {
 	if r.Decision.Action.Step != policy.StepNone || other.Decision.Action.Step != policy.StepNone {
 		return false
 	}
@@ -115,8 +116,8 @@ func (r *Record) IsRepeated(other *Record) bool {
 		in.Now, in.Since, in.Observed.Server.Progress = time.Time{}, policy.Instants{}, ""
 	}
 	c, d := r.Decision, other.Decision
-	for _, of := range []*policy.Decision{&c, &d} {
-		of.WakeAt, of.NextTry, of.Action.StopBy = time.Time{}, time.Time{}, time.Time{}
+	for _, decision := range []*policy.Decision{&c, &d} {
+		decision.WakeAt, decision.NextTry, decision.Action.StopBy = time.Time{}, time.Time{}, time.Time{}
 	}
 	if r.Input.Observed.Server.Progress != "" && other.Input.Observed.Server.Progress != "" {
 		c.Status.Message, d.Status.Message = "", ""
@@ -124,17 +125,18 @@ func (r *Record) IsRepeated(other *Record) bool {
 	return a == b && c == d
 }
 
-// History has a VirtualMachine's decisions as far as one replica recorded them, the newest last.
+// History has the decisions about a VirtualMachine that one replica recorded, the newest last.
 type History struct {
 	Replica string `json:"replica"`
 	Version string `json:"version"`
-	// Leads is set if the replica led when it answered, and Epoch is then its number. Only a
-	// leader decides: the decisions of another replica are from its former leadership.
+	// Leads is set if the replica led when it answered the request for its history, and Epoch is the
+	// epoch of that leadership. Only a leader decides: if Leads is not set, the decisions are from an
+	// earlier term as leader.
 	Leads bool   `json:"leads"`
 	Epoch uint64 `json:"epoch,omitzero"`
-	// Since is when the replica began to record. It does not know earlier decisions.
+	// Since is when the replica began to record decisions.
 	Since time.Time `json:"since"`
-	// Dropped is how many decisions, of any VirtualMachine, made room for newer ones.
+	// Dropped is how many decisions about any VirtualMachine the replica dropped to make room.
 	Dropped   uint64   `json:"dropped,omitzero"`
 	Decisions []Record `json:"decisions"`
 }
@@ -145,15 +147,15 @@ type Histories struct {
 	Replicas []History `json:"replicas"`
 }
 
-// recordBytes is about how much memory a record takes in addition to its texts.
+// recordBytes is about how many bytes of memory a record takes in addition to its strings.
 const recordBytes = 2048
 
-// Bytes returns about how much memory the record takes.
+// Bytes returns about how many bytes of memory the record takes.
 func (r *Record) Bytes() int {
 	return recordBytes + textBytes(reflect.ValueOf(&r.Input).Elem()) + textBytes(reflect.ValueOf(&r.Decision).Elem())
 }
 
-// textBytes returns the length of all texts in a value.
+// textBytes returns the total length of the strings in v and in its nested structs.
 func textBytes(v reflect.Value) (n int) {
 	switch v.Kind() {
 	case reflect.String:

@@ -16,8 +16,8 @@ import (
 // timeFormat is how times are printed, in UTC.
 const timeFormat = "2006-01-02 15:04:05.000Z"
 
-// Format returns records for people to read: for each a line with its time, and its sentences.
-// It may contain texts of engines: printable.Line makes them fit for a terminal.
+// Format returns records as text for people: for each record, a line with its time and then its
+// sentences. The text may contain unprintable characters from an engine; see printable.Line.
 func Format(records ...Record) string {
 	var b strings.Builder
 	for i := range records {
@@ -30,7 +30,7 @@ func Format(records ...Record) string {
 	return b.String()
 }
 
-// When says when the decision was made, and until when it was repeated.
+// When says when the decision was made, and when it was last repeated.
 func (r *Record) When() string {
 	at := r.At().UTC().Format(timeFormat)
 	switch {
@@ -42,36 +42,36 @@ func (r *Record) When() string {
 	return at
 }
 
-// Sentences say what was seen, what was decided and why, and how that ended.
+// Sentences say what was observed, what was decided and why, and how the step ended.
 func (r *Record) Sentences() []string {
-	all := []string{r.wanted() + " " + r.seen()}
-	if facts := r.facts(); len(facts) > 0 {
+	all := []string{r.specText() + " " + r.observedText()}
+	if facts := r.factTexts(); len(facts) > 0 {
 		all = append(all, strings.Join(facts, " "))
 	}
-	all = append(all, r.decided())
-	if outcome := r.outcome(); outcome != "" {
+	all = append(all, r.decisionText())
+	if outcome := r.outcomeText(); outcome != "" {
 		all = append(all, outcome)
 	}
 	return all
 }
 
-// wanted says what the user wants.
-func (r *Record) wanted() string {
+// specText says what the user wants.
+func (r *Record) specText() string {
 	vm := &r.Input.VM
 	if !vm.IsDeleted {
-		return fmt.Sprintf("Generation %d wants it %s.", vm.Generation, cmp.Or(string(vm.Spec.Action), string(api.ActionActive)))
+		return fmt.Sprintf("Generation %d of the spec wants the VM %s.", vm.Generation, cmp.Or(string(vm.Spec.Action), string(api.ActionActive)))
 	}
 	if vm.Spec.DeletionPolicy == api.DeletionRetain {
-		return "It is being deleted, and its server is kept."
+		return "The VM is being deleted, and its server is kept."
 	}
-	return "It is being deleted."
+	return "The VM is being deleted."
 }
 
-// seen describes the server as far as it is known.
-func (r *Record) seen() string {
+// observedText describes the server as far as it is known.
+func (r *Record) observedText() string {
 	in := &r.Input
 	if in.Driver == "" {
-		return "No engine was asked: its driver does not run here."
+		return "No engine was asked: the VM's driver does not run here."
 	}
 	o, engine := &in.Observed, "The "+in.Driver+" engine"
 	switch o.Answer {
@@ -90,7 +90,7 @@ func (r *Record) seen() string {
 	}
 }
 
-// serverText describes a server as a part of a sentence.
+// serverText returns the part of a sentence that describes a server.
 func serverText(s *policy.Server) string {
 	text := "a server"
 	if s.ID != "" {
@@ -113,8 +113,8 @@ func serverText(s *policy.Server) string {
 	return text
 }
 
-// facts describes further facts that were considered.
-func (r *Record) facts() []string {
+// factTexts describes the other facts on which the decision may depend, one sentence each.
+func (r *Record) factTexts() []string {
 	in := &r.Input
 	var facts []string
 	if in.Done != "" {
@@ -124,14 +124,14 @@ func (r *Record) facts() []string {
 		facts = append(facts, operationText(op, in.Now))
 	}
 	if s := &in.VM.Status; r.Decision.Action.RecordFirst {
-		handled := "none was handled before"
+		handled := "No earlier request was handled."
 		if !s.RestartedAt.IsZero() {
-			handled = "that at " + instant(s.RestartedAt) + " was the last"
+			handled = "The last handled request is from " + formatInstant(s.RestartedAt) + "."
 		}
-		facts = append(facts, fmt.Sprintf("The spec asks for a restart at %s, and %s.", instant(in.VM.Spec.RestartedAt), handled))
+		facts = append(facts, fmt.Sprintf("The spec requests a restart (%s). %s", formatInstant(in.VM.Spec.RestartedAt), handled))
 	}
 	if in.Observed.Answer == policy.Present && in.PassedGeneration != in.VM.Generation {
-		facts = append(facts, fmt.Sprintf("The driver has generation %d of the spec.", in.PassedGeneration))
+		facts = append(facts, fmt.Sprintf("The driver has only generation %d of the spec.", in.PassedGeneration))
 	}
 	if in.Probe.Wanted && in.Probe.Completed && !in.Probe.OK && in.Observed.Server.State == policy.StateRunning {
 		facts = append(facts, sentence("The probe fails: "+in.Probe.Message))
@@ -145,55 +145,55 @@ func (r *Record) facts() []string {
 func operationText(op *policy.Operation, now time.Time) string {
 	switch {
 	case op.Attempts == 0:
-		return fmt.Sprintf("The status has %s as under way.", op.Type)
+		return fmt.Sprintf("According to the status, %s is under way.", op.Type)
 	case op.Failure == api.FailureExited:
-		return fmt.Sprintf("The server ended too soon %s.", times(op.Attempts))
+		return fmt.Sprintf("The server ended too soon %s.", formatCount(op.Attempts))
 	}
-	text := fmt.Sprintf("%s has failed %s (%s): %s", op.Type, times(op.Attempts), op.Reason, op.LastError)
+	text := fmt.Sprintf("%s has failed %s (%s): %s", op.Type, formatCount(op.Attempts), op.Reason, op.LastError)
 	if next := op.NextRetryTime; next.After(now) {
-		text += fmt.Sprintf("; to be tried again at %s", next.UTC().Format(timeFormat))
+		text += fmt.Sprintf("; the next try is at %s", next.UTC().Format(timeFormat))
 	}
 	return sentence(text)
 }
 
-// instant formats a time as a spec has it.
-func instant(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+// formatInstant formats a time as manifests write it.
+func formatInstant(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 
-func times(n int32) string {
+func formatCount(n int32) string {
 	if n == 1 {
 		return "once"
 	}
 	return fmt.Sprintf("%d times in a row", n)
 }
 
-// verbs say what Drover does for an operation.
+// verbs describe the operations as predicates of the subject Drover.
 var verbs = map[api.OperationType]string{
 	api.OperationCreate: "creates the server", api.OperationStart: "starts the server", api.OperationStop: "stops the server",
 	api.OperationPause: "pauses the server", api.OperationResume: "resumes the server", api.OperationRestart: "restarts the server",
 	api.OperationUpdate: "applies the spec to the server", api.OperationDelete: "removes the server", api.OperationRelease: "releases the server",
 }
 
-// decided says what was decided, and why, as the status has it.
-func (r *Record) decided() string {
+// decisionText says what was decided, and why, in the words of the status.
+func (r *Record) decisionText() string {
 	a := &r.Decision.Action
 	does := cmp.Or(verbs[a.Operation], string(a.Operation))
 	switch {
 	case a.Step == policy.StepFinish:
-		return "So Drover removes the finalizer, and the object with it."
+		return "So Drover removes the finalizer, and thereby the object."
 	case a.Step != policy.StepNone && a.EndRun != "":
-		return fmt.Sprintf("So Drover %s, ending run %s. %s", does, a.EndRun, r.reported())
+		return fmt.Sprintf("So Drover %s, ending run %s. %s", does, a.EndRun, r.statusText())
 	case a.Step != policy.StepNone:
-		return fmt.Sprintf("So Drover %s. %s", does, r.reported())
+		return fmt.Sprintf("So Drover %s. %s", does, r.statusText())
 	case r.Decision.Status.Unchanged:
-		return "So Drover waits, and reports nothing yet." + r.wakes()
+		return "So Drover waits, and reports nothing yet." + r.wakeText()
 	case a.Operation != "":
-		return fmt.Sprintf("So Drover waits (%s). %s%s", a.Operation, r.reported(), r.wakes())
+		return fmt.Sprintf("So Drover waits (%s). %s%s", a.Operation, r.statusText(), r.wakeText())
 	}
-	return "So there is nothing to do. " + r.reported() + r.wakes()
+	return "So there is nothing to do. " + r.statusText() + r.wakeText()
 }
 
-// reported describes the status to report.
-func (r *Record) reported() string {
+// statusText describes the status to report.
+func (r *Record) statusText() string {
 	s := &r.Decision.Status
 	text := fmt.Sprintf("The status is %s, %s", s.Phase, s.Reason)
 	if s.Ready {
@@ -205,30 +205,30 @@ func (r *Record) reported() string {
 	return sentence(text)
 }
 
-func (r *Record) wakes() string {
+func (r *Record) wakeText() string {
 	if r.Decision.WakeAt.IsZero() {
 		return ""
 	}
-	return " It looks again in " + r.Decision.WakeAt.Sub(r.At()).Round(time.Millisecond).String() + "."
+	return " Drover looks again in " + r.Decision.WakeAt.Sub(r.At()).Round(time.Millisecond).String() + "."
 }
 
-// outcome describes the outcome of a step.
-func (r *Record) outcome() string {
+// outcomeText describes the outcome of the step, if the decision has a step.
+func (r *Record) outcomeText() string {
 	o := &r.Outcome
 	after := durationText(o.At.Sub(r.At()))
 	switch {
 	case o.Result == "" && r.Decision.Action.Step == policy.StepNone:
 		return ""
 	case o.Result == "":
-		return "Its outcome is not known: it was still under way, or the process ended."
+		return "The outcome is not known: the step was still under way, or the process ended."
 	case o.Result == Succeeded:
-		return fmt.Sprintf("It succeeded after %s.", after)
+		return fmt.Sprintf("The step succeeded after %s.", after)
 	case o.Result == Outdated:
-		return fmt.Sprintf("After %s it was found outdated, and Drover decided again.", after)
+		return fmt.Sprintf("After %s the decision was found outdated, and Drover decided again.", after)
 	}
-	text := fmt.Sprintf("It failed after %s", after)
+	text := fmt.Sprintf("The step failed after %s", after)
 	if o.Result == Ended {
-		text = fmt.Sprintf("The pass ended after %s", after)
+		text = fmt.Sprintf("The controller's pass ended after %s", after)
 	}
 	if o.API != "" {
 		text += ", since the API server answered " + o.API
@@ -239,7 +239,7 @@ func (r *Record) outcome() string {
 	return sentence(text)
 }
 
-// durationText returns a duration with its first digits.
+// durationText returns a duration in whole milliseconds.
 func durationText(d time.Duration) string {
 	if d < time.Millisecond {
 		return "less than 1ms"
@@ -247,5 +247,5 @@ func durationText(d time.Duration) string {
 	return d.Round(time.Millisecond).String()
 }
 
-// sentence ends a text with a full stop.
+// sentence returns a text that ends with exactly one full stop.
 func sentence(text string) string { return strings.TrimSuffix(text, ".") + "." }

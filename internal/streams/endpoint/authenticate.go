@@ -33,7 +33,7 @@ import (
 	"cloudnative.tw/drover/internal/streams"
 )
 
-// How long the API server's answers count, and how long it may take to give one.
+// How long an answer of the API server is cached, and how long the API server may take to answer.
 const (
 	tokenTTL      = 10 * time.Second
 	allowedTTL    = 10 * time.Second
@@ -53,16 +53,16 @@ func NewAuthorizer(config *rest.Config, client *http.Client) (authorizer.Authori
 	}.New()
 }
 
-// newBackoff is between tries to reach the API server.
+// newBackoff returns the waits between tries to reach the API server.
 func newBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: 200 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 4}
 }
 
-// clients authenticates the users of requests: by tokens, which the API server reviews, and
+// clients authenticates the users of requests, by tokens, which the API server reviews, and
 // by certificates of the cluster's client CA.
 type clients struct {
 	authenticator.Request
-	// certificates is the part of Request that asks nothing of the API server.
+	// certificates is the part of Request that does not call the API server.
 	certificates authenticator.Request
 
 	ca   dynamiccertificates.CAContentProvider
@@ -79,7 +79,7 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 	config := authenticatorfactory.DelegatingAuthenticatorConfig{
 		Anonymous:                          &apiserver.AnonymousAuthConfig{Enabled: false},
 		ClientCertificateCAContentProvider: ca,
-		// Without a RequestHeaderConfig, headers of a proxy prove nothing.
+		// Without a RequestHeaderConfig, the headers of an authenticating proxy are ignored.
 	}
 	certificates, _, err := config.New()
 	if err != nil {
@@ -94,12 +94,12 @@ func newClients(o Options, ca dynamiccertificates.CAContentProvider) (*clients, 
 // ServeHTTP implements http.Handler.
 func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength != 0 {
-		refuseBody(w)
+		refuseRequestBody(w)
 		return
 	}
 	for name := range r.Header {
 		if strings.HasPrefix(name, "Impersonate-") {
-			streams.Refuse(w, apierrors.NewBadRequest("the header "+name+" is not allowed: the server of streams does not impersonate users"))
+			streams.Refuse(w, apierrors.NewBadRequest("the header "+name+" is not allowed: the streams endpoint does not impersonate users"))
 			return
 		}
 	}
@@ -121,8 +121,8 @@ func (c *clients) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.next.ServeHTTP(w, r.WithContext(ctx))
 }
 
-// identifyUser returns the user of a request. One with a certificate is known without the API
-// server, so strangers do not keep it out, and one without a token asks nothing of it.
+// identifyUser returns the user of a request. It calls the API server only for a request with a
+// token and without a valid certificate. So a flood of tokens does not delay users with a certificate.
 func (c *clients) identifyUser(r *http.Request) (user.Info, error) {
 	answer, ok, err := c.certificates.AuthenticateRequest(r)
 	switch {
@@ -135,13 +135,13 @@ func (c *clients) identifyUser(r *http.Request) (user.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A review goes on when its client has left. It keeps its place, and its result counts.
+	// A review continues when its client has left: it still occupies its place, and its result counts.
 	answer, ok, err = c.AuthenticateRequest(r.WithContext(context.WithoutCancel(r.Context())))
 	isAnswered := !isUnanswered(err)
 	leave(isAnswered, ok)
 	switch {
 	case !isAnswered:
-		c.log.Error(err, "Could not ask who a client is")
+		c.log.Error(err, "Could not ask the API server who a client is")
 		return nil, unavailableError()
 	case !ok:
 		c.log.V(2).Info("Client not authenticated", "cause", err)
@@ -150,29 +150,29 @@ func (c *clients) identifyUser(r *http.Request) (user.Info, error) {
 	return answer.User, nil
 }
 
-// unavailableError is the answer to clients that may be valid.
+// unavailableError returns the answer to a client whose credentials could not be checked.
 func unavailableError() error {
 	err := apierrors.NewServiceUnavailable("the API server does not answer who the client is")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 	return err
 }
 
-// isUnanswered reports whether a review has failed for a reason other than the client: the API
-// server cannot be reached, is too slow, or answers the controller with an error. What it says
-// of a token is an error of no kind of these.
+// isUnanswered reports whether a review has failed for a reason other than the client's credentials:
+// the API server cannot be reached, is too slow, or answers the controller with an error. The error
+// for a refused token is of another kind.
 func isUnanswered(err error) bool {
-	for _, one := range causesOf(err) {
-		_, isStatus := errors.AsType[*apierrors.StatusError](one)
-		_, isNetwork := errors.AsType[net.Error](one) // so are deadlines
-		if isStatus || isNetwork || errors.Is(one, io.ErrUnexpectedEOF) {
+	for _, cause := range causesOf(err) {
+		_, isStatus := errors.AsType[*apierrors.StatusError](cause)
+		_, isNetwork := errors.AsType[net.Error](cause) // also true for an exceeded deadline
+		if isStatus || isNetwork || errors.Is(cause, io.ErrUnexpectedEOF) {
 			return true
 		}
 	}
 	return false
 }
 
-// hasCertificate reports whether the request came with a certificate of the CA of today that
-// was valid at a time. Such a certificate counts before a token.
+// hasCertificate reports whether the request has a client certificate of the CA as it is now, and
+// whether the certificate is valid at the time now. A valid certificate takes precedence over a token.
 func (c *clients) hasCertificate(r *http.Request, now time.Time) bool {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
 		return false
@@ -182,25 +182,25 @@ func (c *clients) hasCertificate(r *http.Request, now time.Time) bool {
 		return false
 	}
 	options.CurrentTime, options.Intermediates = now, x509.NewCertPool()
-	for _, one := range r.TLS.PeerCertificates[1:] {
-		options.Intermediates.AddCert(one)
+	for _, intermediate := range r.TLS.PeerCertificates[1:] {
+		options.Intermediates.AddCert(intermediate)
 	}
 	_, err := r.TLS.PeerCertificates[0].Verify(options)
 	return err == nil
 }
 
-// refuseBody refuses a request that announces a body, which no stream has. The server would
-// wait for the body without end after any answer, and the client need not be a user.
-func refuseBody(w http.ResponseWriter) {
+// refuseRequestBody refuses a request with a body, since no stream needs one. After its answer the server
+// would wait for the body without a limit, even if the client is not a user.
+func refuseRequestBody(w http.ResponseWriter) {
 	w.Header().Set("Connection", "close")
-	_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // in the past
-	streams.Refuse(w, apierrors.NewBadRequest("the request has a body: a stream has none"))
+	_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // a past time: do not read the body
+	streams.Refuse(w, apierrors.NewBadRequest("the request has a body: the request for a stream must not have one"))
 }
 
-// refusalText says more than "Unauthorized" only to whoever has the key of a certificate.
+// refusalText explains "Unauthorized" only to a client that has proven to hold the key of its certificate.
 func refusalText(err error) string {
-	for _, one := range causesOf(err) {
-		invalid, ok := errors.AsType[x509.CertificateInvalidError](one)
+	for _, cause := range causesOf(err) {
+		invalid, ok := errors.AsType[x509.CertificateInvalidError](cause)
 		switch {
 		case ok && invalid.Reason == x509.Expired:
 			return "Unauthorized: the client certificate has expired or is not valid yet"
@@ -211,7 +211,7 @@ func refusalText(err error) string {
 	return "Unauthorized"
 }
 
-// causesOf returns the errors of the ways to authenticate, which errors.As does not see.
+// causesOf returns the errors of all authentication methods. errors.As does not look into an Aggregate.
 func causesOf(err error) []error {
 	if all, ok := errors.AsType[utilerrors.Aggregate](err); ok {
 		return all.Errors()

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 )
 
-// Every API server publishes here the CA of its clients' certificates.
+// Every API server publishes the CA of its clients' certificates in this ConfigMap, under this key.
 const (
 	clientCAConfigMap = "extension-apiserver-authentication"
 	clientCAKey       = "client-ca-file"
@@ -29,9 +29,9 @@ const (
 	clientCARetry  = 5 * time.Second
 )
 
-// clientCA is the CA of clients' certificates. Until it was read, and in a cluster without
-// one, no certificate is valid. dynamiccertificates has the same with a watch, and brings the
-// listers of all kinds of Kubernetes into the program, which makes it 3 MB larger.
+// clientCA is the CA of clients' certificates. Until the CA is read, and in a cluster without a
+// client CA, no certificate is valid. Package dynamiccertificates has such a type with a watch, but
+// it would make the program 3 MB larger, since it imports the listers of all kinds of Kubernetes.
 type clientCA struct {
 	Options
 	current atomic.Pointer[content]
@@ -73,7 +73,7 @@ func (c *clientCA) readCA(ctx context.Context) error {
 		return err
 	}
 	text := published.Data[clientCAKey]
-	if text == "" { // there is none, or it was withdrawn
+	if text == "" { // the cluster lacks a client CA, or has withdrawn it
 		c.current.Store(nil)
 		return err
 	}
@@ -107,5 +107,6 @@ func (c *clientCA) VerifyOptions() (x509.VerifyOptions, bool) {
 	return x509.VerifyOptions{}, false
 }
 
-// AddListener implements dynamiccertificates.Notifier. The authenticator asks each time.
+// AddListener implements dynamiccertificates.Notifier. It does nothing, because the authenticator calls
+// VerifyOptions for each request.
 func (c *clientCA) AddListener(dynamiccertificates.Listener) {}

@@ -15,21 +15,21 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// connections counts the open connections, so that the controller keeps descriptors for its
-// work. Connections of users have separate places, which strangers do not take.
+// connections limits the open connections, so that the controller keeps file descriptors for its
+// work. Connections of users have separate places, which unauthenticated clients cannot take.
 type connections struct {
 	maxStrangers, maxUsers, maxPerUser int
 
 	mu sync.Mutex
-	// strangers are the connections whose client is not known yet, the oldest first.
+	// strangers are the connections whose client is not authenticated yet, the oldest first.
 	strangers []*connection
-	// users has the number of connections of each user, and used their sum.
+	// users has the number of connections of each user, and used is the sum of these numbers.
 	users map[string]int
 	used  int
 }
 
-// newConnections allows a user a quarter of the users' places, and all streams of one
-// VirtualMachine.
+// newConnections allows one user a quarter of the users' places, but at least as many as one
+// VirtualMachine may have streams.
 func newConnections(streams, streamsPerVM int) *connections {
 	places := streams + spareConnections
 	return &connections{
@@ -37,24 +37,24 @@ func newConnections(streams, streamsPerVM int) *connections {
 	}
 }
 
-// connection is one that a client has opened.
+// connection is a connection that a client has opened.
 type connection struct {
 	net.Conn
 	all     *connections
 	network netip.Prefix
-	// user has the place, once isAdmitted is set. The mutex of all guards both.
+	// user is the user whose place the connection has, if isAdmitted is set. all.mu guards both.
 	user       string
 	isAdmitted bool
 }
 
-// add takes a new connection. If there are too many of strangers, one of them is closed.
-func (a *connections) add(conn net.Conn) *connection {
+// addStranger counts a new connection. If strangers have too many connections, it closes one of them.
+func (a *connections) addStranger(conn net.Conn) *connection {
 	added := &connection{Conn: conn, all: a, network: networkOf(conn.RemoteAddr().String())}
 	a.mu.Lock()
 	a.strangers = append(a.strangers, added)
 	var excess *connection
 	if len(a.strangers) > a.maxStrangers {
-		excess = excessOf(a.strangers)
+		excess = chooseExcess(a.strangers)
 	}
 	a.mu.Unlock()
 	if excess != nil {
@@ -63,19 +63,19 @@ func (a *connections) add(conn net.Conn) *connection {
 	return added
 }
 
-// excessOf returns the oldest connection of the network that has the most. A single address is
-// not limited further, since it may belong to a proxy, which all users share.
-func excessOf(strangers []*connection) *connection {
+// chooseExcess returns the oldest connection of the network with the most connections. A single address
+// is not limited, since it may belong to a proxy that all users share.
+func chooseExcess(strangers []*connection) *connection {
 	counts := map[netip.Prefix]int{}
 	most := 0
-	for _, one := range strangers {
-		counts[one.network]++
-		most = max(most, counts[one.network])
+	for _, stranger := range strangers {
+		counts[stranger.network]++
+		most = max(most, counts[stranger.network])
 	}
 	return strangers[slices.IndexFunc(strangers, func(stranger *connection) bool { return counts[stranger.network] == most })]
 }
 
-// admitUser gives a connection of a stranger one of the users' places.
+// admitUser moves the connection of a stranger, who is now known as user, to one of the users' places.
 func (c *connection) admitUser(user string) error {
 	a := c.all
 	a.mu.Lock()
@@ -85,9 +85,9 @@ func (c *connection) admitUser(user string) error {
 	case n < 0:
 		return net.ErrClosed
 	case a.used >= a.maxUsers:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("the address of streams has %d connections of users, the most that --streams-max of the controller allows", a.maxUsers), retryAfter)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("the streams endpoint has %d connections of users, the most that --streams-max of the controller allows", a.maxUsers), retryAfter)
 	case a.users[user] >= a.maxPerUser:
-		return apierrors.NewTooManyRequests(fmt.Sprintf("this user has %d connections to the address of streams, the most that --streams-max of the controller allows one user", a.maxPerUser), retryAfter)
+		return apierrors.NewTooManyRequests(fmt.Sprintf("this user has %d connections to the streams endpoint, the most that --streams-max of the controller allows one user", a.maxPerUser), retryAfter)
 	}
 	a.strangers = slices.Delete(a.strangers, n, n+1)
 	a.users[user]++
@@ -96,14 +96,14 @@ func (c *connection) admitUser(user string) error {
 	return nil
 }
 
-// Close implements net.Conn. It gives the connection's place back.
+// Close implements net.Conn. It frees the connection's place.
 func (c *connection) Close() error {
 	err := c.Conn.Close()
-	c.all.remove(c)
+	c.all.removeConnection(c)
 	return err
 }
 
-func (a *connections) remove(c *connection) {
+func (a *connections) removeConnection(c *connection) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if n := slices.Index(a.strangers, c); n >= 0 {
@@ -119,7 +119,7 @@ func (a *connections) remove(c *connection) {
 	}
 }
 
-// listener is one whose connections are counted.
+// listener is a listener whose connections are counted.
 type listener struct {
 	net.Listener
 	connections *connections
@@ -131,12 +131,12 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.connections.add(conn), nil
+	return l.connections.addStranger(conn), nil
 }
 
 type connectionKey struct{}
 
-// withConnection is a http.Server's ConnContext.
+// withConnection is the ConnContext of a http.Server. It stores the connection in the context.
 func withConnection(ctx context.Context, conn net.Conn) context.Context {
 	if secured, ok := conn.(*tls.Conn); ok {
 		conn = secured.NetConn()

@@ -16,36 +16,37 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// What clients may ask of the API server before it is known who they are.
+// Limits for the calls of the API server that unauthenticated clients can cause.
 const (
 	// maxReviews is how many clients are authenticated at a time.
 	maxReviews = 32
-	// failureRate is how often a second an address may fail that has failed failureBurst times.
+	// failureRate is how often a second an address may fail, after failureBurst failures at first, before
+	// its requests are handled one at a time.
 	failureRate  = rate.Limit(1)
 	failureBurst = 20
-	// knownAddresses and knownTokens are how many of each are remembered.
+	// knownAddresses and knownTokens are how many addresses and tokens are remembered.
 	knownAddresses = 4096
 	knownTokens    = 4096
-	// retryAfter is for clients that are refused, in seconds.
+	// retryAfter is after how many seconds a refused client should try again.
 	retryAfter = 5
 )
 
-// gate limits authentications: each may be a request to the API server, and anyone who reaches
-// the endpoint can cause it. No address is kept out, since it may be that of a proxy, which all
-// users share.
+// gate limits authentications, since anyone who reaches the endpoint can cause one, and each may be a
+// request to the API server. It never excludes an address, which may be the address of a proxy that
+// all users share.
 type gate struct {
 	clock  clock.PassiveClock
 	places chan struct{}
 
 	mu        sync.Mutex
 	addresses *lru.Cache // of *address, by netip.Prefix
-	tokens    *lru.Cache // the digests of those that were valid last
+	tokens    *lru.Cache // the digests of tokens that were valid when they were last reviewed
 }
 
-// address has the counts of requests from an address.
+// address limits the requests from an address.
 type address struct {
 	failures *rate.Limiter
-	// turn is held by each authentication while there were too many failures, one at a time.
+	// turn has room for one: after too many failures, an authentication waits for its turn.
 	turn chan struct{}
 }
 
@@ -53,9 +54,9 @@ func newGate(c clock.PassiveClock) *gate {
 	return &gate{clock: c, places: make(chan struct{}, maxReviews), addresses: lru.New(knownAddresses), tokens: lru.New(knownTokens)}
 }
 
-// admitRequest waits for the turn of a request. leave is to be called with whether the API server has
-// answered, and whether the credentials are valid. Tokens that were valid before do not wait
-// for those of others.
+// admitRequest waits until the request may be authenticated. The caller must then call leave with whether
+// the API server has answered and whether the credentials are valid. A token that was valid before does not
+// wait for the failing requests from its address.
 func (g *gate) admitRequest(r *http.Request) (leave func(isAnswered, isValid bool), err error) {
 	from, token := g.addressOf(r.RemoteAddr), digestOf(r)
 	needed := []chan struct{}{g.places}
@@ -85,7 +86,7 @@ func (g *gate) admitRequest(r *http.Request) (leave func(isAnswered, isValid boo
 	}, nil
 }
 
-// rememberToken keeps what the API server said of a token.
+// rememberToken records whether the API server accepts the token.
 func (g *gate) rememberToken(sender *address, token tokenDigest, isValid bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -94,7 +95,7 @@ func (g *gate) rememberToken(sender *address, token tokenDigest, isValid bool) {
 		return
 	}
 	g.tokens.Remove(token)
-	sender.failures.ReserveN(g.clock.Now(), 1) // as a debt if there is none left
+	sender.failures.ReserveN(g.clock.Now(), 1) // may make the balance negative, unlike AllowN
 }
 
 func (g *gate) isKnown(token tokenDigest) bool {
@@ -104,21 +105,21 @@ func (g *gate) isKnown(token tokenDigest) bool {
 	return ok
 }
 
-// addressOf returns what is known of an address. Those of one IPv6 network count as one, since
-// a client can have all of them.
+// addressOf returns the record of an address. All addresses of an IPv6 network share a record, since one
+// client can have all of them.
 func (g *gate) addressOf(remote string) *address {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	key := networkOf(remote)
 	if known, ok := g.addresses.Get(key); ok {
-		return known.(*address) //nolint:forcetypeassert // it has no others
+		return known.(*address) //nolint:forcetypeassert // the cache has no other type
 	}
-	one := &address{failures: rate.NewLimiter(failureRate, failureBurst), turn: make(chan struct{}, 1)}
-	g.addresses.Add(key, one)
-	return one
+	added := &address{failures: rate.NewLimiter(failureRate, failureBurst), turn: make(chan struct{}, 1)}
+	g.addresses.Add(key, added)
+	return added
 }
 
-// tokenHeaders are the headers in which a token can be: as such, and as browsers send it.
+// tokenHeaders are the headers that can contain a token. Browsers can only use the second.
 var tokenHeaders = []string{"Authorization", "Sec-Websocket-Protocol"}
 
 // tokenDigest identifies the token of a request.
@@ -138,7 +139,7 @@ func hasToken(r *http.Request) bool {
 }
 
 func networkOf(address string) netip.Prefix {
-	from, _ := netip.ParseAddrPort(address) // all texts that are not an address count as one network
+	from, _ := netip.ParseAddrPort(address) // invalid addresses count as one network
 	ip, bits := from.Addr().Unmap().WithZone(""), 64
 	if ip.Is4() {
 		bits = 32

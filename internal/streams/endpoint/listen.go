@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// goneAfter is how long a client may not answer at the level of TCP. It ends connections that
-// are idle, such as the one of a log without new lines, and those to which something is sent.
+// goneAfter is after how long without an answer by TCP a client counts as gone. It applies to idle
+// connections, such as the connection of a log without new lines, and to connections with unacknowledged data.
 const goneAfter = time.Minute
 
-// listenConfig makes connections end whose client is gone without a word.
+// listenConfig returns a configuration that ends the connection of a client that has disappeared.
 func listenConfig() *net.ListenConfig {
 	const probes = 4
 	return &net.ListenConfig{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: goneAfter / probes, Interval: goneAfter / probes, Count: probes},
-		Control: func(_, _ string, c syscall.RawConn) (err error) { // connections inherit it
+		Control: func(_, _ string, c syscall.RawConn) (err error) { // accepted connections inherit the option
 			controlErr := c.Control(func(fd uintptr) {
 				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(goneAfter.Milliseconds()))
 			})

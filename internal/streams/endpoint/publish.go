@@ -26,8 +26,8 @@ const (
 	fieldManager   = "drover-streams"
 )
 
-// publisher keeps the ConfigMap that tells clients where the endpoint is. It runs on the
-// leader alone, so that replicas with different files do not overwrite it in turns.
+// publisher keeps the ConfigMap that tells clients where the endpoint is. It runs only on the
+// leader, so that replicas with different certificates do not overwrite the ConfigMap in turns.
 type publisher struct{ Options }
 
 // Start publishes until ctx ends.
@@ -62,7 +62,7 @@ func (p *publisher) publishAddress(ctx context.Context) error {
 	return p.Client.Apply(ctx, object, client.FieldOwner(fieldManager), client.ForceOwnership)
 }
 
-// readCA reads the certificates for clients, and nothing else that is in the file.
+// readCA reads the certificates for clients from ca.crt, and leaves out other contents of the file.
 func readCA(dir string) (string, error) {
 	path := filepath.Join(dir, caFile)
 	text, err := os.ReadFile(path) //nolint:gosec // the operator names the folder

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package endpoint serves streams at a separate address, for clusters whose API server is
-// not Drover's.
+// not part of Drover.
 //
-// Start with New in server.go. authenticate.go asks who a client is, and publish.go says in a
-// ConfigMap where the endpoint is.
+// Start with New in server.go. authenticate.go authenticates clients, and publish.go writes the
+// address of the endpoint to a ConfigMap.
 package endpoint
 
 import (
@@ -34,30 +34,29 @@ const (
 
 const (
 	headerTimeout = 10 * time.Second
-	// maxHeader allows commands of a length that people type.
+	// maxHeader is the largest header, in bytes. It is enough for commands that people type.
 	maxHeader = 64 << 10
-	// maxStrangers is how many connections may be open whose client is not known.
+	// maxStrangers is how many connections of unauthenticated clients may be open.
 	maxStrangers = 256
-	// spareConnections are connections of users for other requests than streams, such as lists.
+	// spareConnections is how many connections users may have for requests other than streams, such as lists.
 	spareConnections = 256
 )
 
 // Options are the settings of an endpoint.
 type Options struct {
-	// Address to listen on.
+	// Address is the address to listen on.
 	Address string
-	// CertDir has tls.crt and tls.key, and ca.crt for clients. The files are read again when
-	// they change.
+	// CertDir is the folder with tls.crt, tls.key, and ca.crt for clients. Changed files are read again.
 	CertDir string
-	// URL is the address that clients are given, in a ConfigMap.
+	// URL is the address for clients, which the ConfigMap contains.
 	URL string
 	// Drivers are the names of the drivers whose streams are served.
 	Drivers []string
-	// Streams is how many streams Handler serves at a time, and StreamsPerVM how many of one
+	// Streams is how many streams Handler serves at a time, and StreamsPerVM how many for one
 	// VirtualMachine.
 	Streams, StreamsPerVM int
 	Handler               http.Handler
-	// Config and HTTPClient connect to the API server, as Client and Live do.
+	// Config, HTTPClient, Client and Live connect to the API server.
 	Config     *rest.Config
 	HTTPClient *http.Client
 	Client     client.Client
@@ -66,7 +65,7 @@ type Options struct {
 	Log        logr.Logger
 }
 
-// New opens the endpoint. Adding the result to a manager serves it.
+// New opens the endpoint. A manager to which the result is added serves the endpoint.
 func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	certificate, err := certwatcher.New(filepath.Join(o.CertDir, certFile), filepath.Join(o.CertDir, keyFile))
 	if err != nil {
@@ -91,8 +90,8 @@ func New(ctx context.Context, o Options) ([]manager.Runnable, error) {
 	}}, nil
 }
 
-// newServer returns a server that closes each connection after one request, so that none stays
-// open idle.
+// newServer returns a server that closes each connection after one request, so that no connection
+// stays open idle.
 func newServer(handler http.Handler, log logr.Logger) *http.Server {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: headerTimeout, MaxHeaderBytes: maxHeader, ConnContext: withConnection,
@@ -102,8 +101,8 @@ func newServer(handler http.Handler, log logr.Logger) *http.Server {
 	return server
 }
 
-// tlsConfig allows HTTP/1.1 alone, the version that has WebSockets. A client certificate is
-// checked for each request, by the authenticator, since the cluster's CA may change.
+// tlsConfig allows only HTTP/1.1, the version with WebSockets. It only requests a client certificate:
+// the authenticator checks the certificate at each request, since the cluster's CA may change.
 func tlsConfig(certificate *certwatcher.CertWatcher) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package command has the commands of drover that look at an installation, and clear it up,
-// from another process than the one that runs it.
+// Package command has the commands of drover that inspect an installation, or remove parts of it,
+// while another process may run it.
 //
-// Start with Program.Commands; each command has a separate file. output.go has the output that
-// they have in common, servers.go the servers that retained shows.
+// Start with Program.Commands. Each command has a separate file. output.go has output that the
+// commands share, and servers.go finds the servers for the command retained.
 package command
 
 import (
@@ -24,9 +24,9 @@ import (
 type Program struct {
 	Version string
 	Clock   clock.WithTicker
-	// Settings returns the flags of the drover up that runs, or ran last, on a host.
+	// Settings returns the flags of the running drover up, or of the last one, on a host.
 	Settings func(*doctor.Host) (doctor.Settings, error)
-	// AddDataDirFlag adds --data-dir.
+	// AddDataDirFlag adds the flag --data-dir.
 	AddDataDirFlag func(f *pflag.FlagSet, dir *string)
 }
 
@@ -39,9 +39,9 @@ func (p Program) Commands() []*cobra.Command {
 	return all
 }
 
-// findHost returns the host with a data dir, and with the settings of the run that is or was
-// last. Root becomes the owner of the data dir before anything in it is read, since its
-// settings name programs to run.
+// findHost returns the host with a data dir, and with the settings of the present or last run. If
+// root runs the command, the process becomes the owner of the data dir before it reads the data dir,
+// since the settings name programs to run.
 func (p Program) findHost(dataDir string) (*doctor.Host, error) {
 	byRoot := os.Geteuid() == 0
 	path, err := filepath.Abs(dataDir)

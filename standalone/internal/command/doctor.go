@@ -71,7 +71,7 @@ func (o *doctorOptions) run(ctx context.Context) error {
 		err = findings.Print(printable.Raw(o.out), found, styleOf(o.out))
 	}
 	if err == nil && findings.Worst(found) == findings.LevelError {
-		return &kit.ExitError{Code: 1} // what there is to say has been printed
+		return &kit.ExitError{Code: 1} // the findings have been printed
 	}
 	return err
 }

@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// pruneTimeout limits the wait for disks that are being made.
+// pruneTimeout limits how long prune waits for disks that are being created from images.
 const pruneTimeout = time.Minute
 
 type imageOptions struct {
@@ -69,8 +69,8 @@ func (o *imageOptions) newSubcommand(name, short string, run func(context.Contex
 	return cmd
 }
 
-// openCaches needs no data dir if --qemu-dir is given, as for the machines of a
-// drover-controller.
+// openCaches opens the folders with images. If --qemu-dir is given, it does not need a data dir, so
+// that the command also works for the machines of a drover-controller.
 func (o *imageOptions) openCaches() ([]*folder.Folder, error) {
 	if err := datadir.BecomeOwner(cmp.Or(o.qemuDir, o.dataDir)); err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func (o *imageOptions) openCaches() ([]*folder.Folder, error) {
 	for _, dir := range dirs {
 		c, err := folder.Open(dir, o.Clock)
 		if errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
-			continue // it was used before, and has been removed
+			continue // the folder was used before, and has been removed
 		}
 		if err != nil {
 			return nil, err
@@ -143,7 +143,7 @@ func (o *imageOptions) printTable(images []folder.Image) error {
 	return table.Flush()
 }
 
-// imageJSON is an image as JSON.
+// imageJSON is an image in the JSON output.
 type imageJSON struct {
 	Digest    string    `json:"digest"`
 	SizeBytes int64     `json:"sizeBytes"`
@@ -191,7 +191,7 @@ func (o *imageOptions) printf(format string, args ...any) error {
 	return err
 }
 
-// shortDigest returns as much of a digest as people need to distinguish images.
+// shortDigest returns the beginning of a digest, which is enough to distinguish images.
 func shortDigest(digest string) string {
 	const digits = len("sha256:") + 12
 	return digest[:min(len(digest), digits)]

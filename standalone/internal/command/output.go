@@ -21,7 +21,7 @@ import (
 // Exit codes besides 0 and 1.
 const (
 	exitUsage   = 2
-	exitStopped = 3 // of status, as systemctl has it
+	exitStopped = 3 // the exit code of status, as of systemctl status
 )
 
 // Report prints an error and returns the exit code of the program.
@@ -36,8 +36,8 @@ func Report(out io.Writer, err error) int {
 	return code
 }
 
-// useUsageCode gives wrong flags and arguments of a command, and of those below it, a separate
-// exit code, since 1 is the code for the findings of the command.
+// useUsageCode gives a separate exit code to wrong flags and arguments of a command and its subcommands,
+// since exit code 1 is for the findings of the command.
 func useUsageCode(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &kit.ExitError{Code: exitUsage, Err: err} })
 	for _, c := range append(cmd.Commands(), cmd) {
@@ -52,8 +52,8 @@ func useUsageCode(cmd *cobra.Command) {
 	}
 }
 
-// atLeastOne requires an argument, which is called what.
-func atLeastOne(noun string) cobra.PositionalArgs {
+// requireArgs returns a check that there is at least one argument. noun says what the arguments name.
+func requireArgs(noun string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return fmt.Errorf("name at least one %s: %s list shows them", noun, cmd.Parent().CommandPath())
@@ -67,7 +67,7 @@ type outputFormat string
 
 const outputJSON outputFormat = "json"
 
-// addOutputFlag adds -o.
+// addOutputFlag adds the flag --output.
 func addOutputFlag(f *pflag.FlagSet, o *outputFormat) {
 	f.VarP(o, "output", "o", "json prints JSON in place of text for people")
 }
@@ -83,17 +83,17 @@ func (o *outputFormat) Set(text string) error {
 
 func (o *outputFormat) String() string { return string(*o) }
 
-// Type returns the word for the value in the help text.
+// Type implements pflag.Value. It returns the word for the value in the help.
 func (o *outputFormat) Type() string { return "format" }
 
-// The widths of text that is printed for people: without a terminal, and at most, since longer
-// lines are hard to read.
+// defaultWidth is the width of text for people without a terminal. maxWidth is the largest width, since
+// longer lines are hard to read.
 const (
 	defaultWidth = 80
 	maxWidth     = 100
 )
 
-// styleOf returns how findings are printed on an output.
+// styleOf returns the style of findings for an output.
 func styleOf(out io.Writer) findings.Style {
 	width, _, err := term.TerminalSize(printable.File(out))
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// removeTimeout is for one server.
+// removeTimeout is how long the removal of one server may take.
 const removeTimeout = time.Minute
 
 type retainedOptions struct {
@@ -45,7 +45,7 @@ touch them any more. Drover may run or be stopped meanwhile.`,
 	}
 	list := o.newSubcommand("list", "Show the servers that were released", cobra.NoArgs, func(ctx context.Context, _ []string) error { return o.listRetained(ctx) })
 	addOutputFlag(list.Flags(), &o.output)
-	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", atLeastOne("ID"), o.removeRetained)
+	remove := o.newSubcommand("delete ID...", "End and remove servers that were released, with their disks", requireArgs("ID"), o.removeRetained)
 	remove.Long = `End and remove servers that were released, by their IDs or the beginnings of
 these, after asking. A container goes with its anonymous volumes, a machine with
 all of its disks: nothing of them can be restored.`
@@ -74,7 +74,7 @@ func (o *retainedOptions) listRetained(ctx context.Context) error {
 	return o.printServers(o.out, describeServers(all), servers.ByID, o.output, servers.NoRetained)
 }
 
-// findRetained returns the servers that were released, and the cluster's id.
+// findRetained returns the servers that were released, and the ID of the cluster.
 func (o *retainedOptions) findRetained(ctx context.Context) ([]server, string, error) {
 	h, err := o.findHost(o.dataDir)
 	if err != nil {
@@ -117,14 +117,14 @@ func (o *retainedOptions) removeRetained(ctx context.Context, ids []string) erro
 	return errors.Join(errs...)
 }
 
-// minPrefix is the least length of the beginning of an id.
+// minPrefix is the shortest beginning of an ID that users may give.
 const minPrefix = 4
 
-// chooseByID returns the servers that ids name, each of which is the beginning of one server's
-// id.
+// chooseByID returns the servers that ids name. Each of the ids must be the ID of one server, or the
+// beginning of it.
 func chooseByID(all []server, ids []string) ([]server, error) {
 	var chosen []server
-	met := map[driver.Target]bool{}
+	isChosen := map[driver.Target]bool{}
 	for _, id := range ids {
 		var found []server
 		for _, s := range all {
@@ -133,13 +133,13 @@ func chooseByID(all []server, ids []string) ([]server, error) {
 			}
 		}
 		if len(found) == 0 {
-			return nil, fmt.Errorf("no released server has the id %q: drover retained list shows them", id)
+			return nil, fmt.Errorf("no released server has the id %q: drover retained list shows the released servers", id)
 		}
 		if len(found) > 1 {
-			return nil, fmt.Errorf("%d released servers have an id that begins with %q: give more of it", len(found), id)
+			return nil, fmt.Errorf("%d released servers have an id that begins with %q: give more of the id", len(found), id)
 		}
-		if target := (driver.Target{UID: found[0].UID, ID: found[0].ID}); !met[target] {
-			met[target] = true
+		if target := (driver.Target{UID: found[0].UID, ID: found[0].ID}); !isChosen[target] {
+			isChosen[target] = true
 			chosen = append(chosen, found[0])
 		}
 	}

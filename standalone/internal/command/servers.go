@@ -22,18 +22,18 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// server is a server of an engine.
+// server is a server with its engine.
 type server struct {
 	driver.Server
 	engine engines.Engine
 }
 
-// environment is for looking at the engines of a cluster.
+// environment returns the environment in which drivers survey the engines of a cluster.
 func (p Program) environment(cluster string) driver.Environment {
 	return driver.Environment{ClusterID: cluster, Clock: p.Clock, Log: logr.Discard()}
 }
 
-// clusterOf returns the cluster's id of an installation, which has been ready once.
+// clusterOf returns the cluster ID of an installation. It fails if the installation has never been ready.
 func clusterOf(dir datadir.Layout) (string, error) {
 	found, err := dir.Exists()
 	if err == nil && !found {
@@ -49,8 +49,8 @@ func clusterOf(dir datadir.Layout) (string, error) {
 	return cluster, err
 }
 
-// findServers returns the servers of the installation, and its engines. Those that did not
-// answer may have more.
+// findServers returns the servers of the installation, and its engines. Engines that did not answer may
+// have more servers.
 func (p Program) findServers(ctx context.Context, dir datadir.Layout, cluster string) (all []server, surveyed []engines.Surveyed, err error) {
 	surveyed, err = engines.Survey(ctx, dir.Engines(), p.environment(cluster))
 	if err != nil {
@@ -67,16 +67,16 @@ func (p Program) findServers(ctx context.Context, dir datadir.Layout, cluster st
 	return all, surveyed, nil
 }
 
-// warnSilent prints which engines did not answer.
+// warnSilent prints a warning for each engine that did not answer.
 func warnSilent(out io.Writer, surveyed []engines.Surveyed) {
 	for _, e := range surveyed {
 		if e.Err != nil {
-			_, _ = fmt.Fprintf(out, "drover: %s does not answer, and its servers are missing here: %v\n", doctor.ShortName(e.Engine), e.Err)
+			_, _ = fmt.Fprintf(out, "drover: %s does not answer, so its servers are missing here: %v\n", doctor.ShortName(e.Engine), e.Err)
 		}
 	}
 }
 
-// describeServers returns servers as the API of streams describes them.
+// describeServers converts servers to the type that the verbs of kubectl vm print.
 func describeServers(all []server) []servers.Server {
 	described := make([]servers.Server, len(all))
 	for i, s := range all {
@@ -93,10 +93,11 @@ func (p Program) printServers(out io.Writer, all []servers.Server, key servers.K
 	return servers.PrintTable(out, all, key, p.Clock.Now(), none)
 }
 
-// ErrDeclined ends a command that a person has declined.
+// ErrDeclined means that the user has not confirmed a removal.
 var ErrDeclined = errors.New("nothing was removed")
 
-// Confirm asks a question. No answer, for example from a script without --yes, means no.
+// Confirm asks a question, and returns ErrDeclined unless the answer is yes. No answer, for example from a
+// script without --yes, means no.
 func Confirm(in io.Reader, out io.Writer, question string) error {
 	_, _ = fmt.Fprintf(out, "%s [y/N] ", question)
 	answer, err := bufio.NewReader(in).ReadString('\n')

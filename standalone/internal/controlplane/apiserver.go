@@ -24,11 +24,11 @@ import (
 	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
-// issuer of the service-account tokens.
+// issuer is the issuer of service-account tokens.
 const issuer = "https://kubernetes.default.svc.cluster.local"
 
-// apiServerArgs returns flags rather than setting fields, because Kubernetes documents its flags
-// and keeps them stable.
+// apiServerArgs returns the flags of kube-apiserver. Kubernetes documents its flags and keeps them stable,
+// unlike the fields that they set.
 func (c *Config) apiServerArgs(etcd string) []string {
 	args := []string{
 		"--etcd-servers=" + etcd,
@@ -46,8 +46,8 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		"--service-account-signing-key-file=" + c.Keys.ServiceAccountKey(),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--profiling=false",
-		// Long watches would delay a stop by a minute: clients get the response to retry
-		// later, and watches close after two seconds.
+		// Without these flags, long watches would delay a stop by a minute. With them, clients are
+		// told to retry later, and watches close after two seconds.
 		"--shutdown-send-retry-after=true",
 		"--shutdown-watch-termination-grace-period=2s",
 	}
@@ -55,15 +55,15 @@ func (c *Config) apiServerArgs(etcd string) []string {
 		return args
 	}
 	return append(args,
-		// Else the quota controller asks for DeviceClasses and ResourceClaims, which are not served.
+		// Otherwise the quota controller would list DeviceClasses and ResourceClaims, which are not served.
 		"--feature-gates=DRAExtendedResource=false",
 		"--runtime-config="+strings.Join(unservedGroups(), ","),
 		"--disable-admission-plugins="+strings.Join(unusedAdmission(), ","))
 }
 
-// unservedGroups returns groups about pods on nodes, of which Drover has none: their
-// objects would be accepted and then ignored. Without these groups the API is ready
-// sooner and takes less memory.
+// unservedGroups returns the flags that turn off the API groups about pods on nodes. Drover does
+// not run nodes, so objects of these groups would be accepted and then ignored. Without the
+// groups, the API is ready sooner and takes less memory.
 func unservedGroups() []string {
 	var off []string
 	for _, version := range []string{
@@ -75,7 +75,7 @@ func unservedGroups() []string {
 	return off
 }
 
-// unusedAdmission returns the admission plugins that would wait for those groups.
+// unusedAdmission returns the admission plugins that would wait for the groups of unservedGroups.
 func unusedAdmission() []string {
 	return []string{
 		"Priority", "RuntimeClass", "DefaultStorageClass", "PersistentVolumeClaimResize",
@@ -86,8 +86,8 @@ func unusedAdmission() []string {
 	}
 }
 
-// runAPIServer does not use the command of kube-apiserver, because that claims the
-// process's signals.
+// runAPIServer returns a function that runs kube-apiserver. It does not use the command of
+// kube-apiserver, which would handle the signals of the process.
 func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		s := options.NewServerRunOptions()
@@ -112,7 +112,8 @@ func (c *Config) runAPIServer(etcd string) func(context.Context) error {
 	}
 }
 
-// serveAPI is app.Run, except that streams are served.
+// serveAPI does the same as app.Run of kube-apiserver, and also serves streams and the usage of the
+// store.
 func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) error {
 	config, err := app.NewConfig(opts)
 	if err != nil {
@@ -139,8 +140,8 @@ func (c *Config) serveAPI(ctx context.Context, opts options.CompletedOptions) er
 	return prepared.Run(ctx)
 }
 
-// refundWrites has the accounts see the answers to requests, of which the aggregator is the
-// first to get any.
+// refundWrites lets the accounts see the answers to all requests. It wraps the handler of the
+// aggregator, which is the first to get a request.
 func (c *Config) refundWrites(config *aggregator.Config) {
 	build := config.GenericConfig.BuildHandlerChainFunc
 	config.GenericConfig.BuildHandlerChainFunc = func(api http.Handler, generic *server.Config) http.Handler {
@@ -164,7 +165,7 @@ func parseFlags(name string, sets cliflag.NamedFlagSets, args []string) error {
 	return all.Parse(args)
 }
 
-// waitForAPI waits until the API is ready, and stores the cluster's id.
+// waitForAPI waits until the API is ready, and stores the ID of the cluster.
 func (c *Config) waitForAPI(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Admin()))
 	if err != nil {

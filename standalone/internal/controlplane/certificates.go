@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
-// runWithCertificates renews certificates as long as run works. All users of the
-// certificates in this process read their files again when those change.
+// runWithCertificates runs run, and renews certificates until run returns. All users of the
+// certificates in this process read changed files again.
 func (c *Config) runWithCertificates(ctx context.Context, run func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -29,8 +29,8 @@ func (c *Config) runWithCertificates(ctx context.Context, run func(context.Conte
 	return err
 }
 
-// kubeconfigUpdater returns a function that brings the kubeconfig for people in line with
-// the files on disk, whichever of the two writes failed the last time.
+// kubeconfigUpdater returns a function for RenewPeriodically that writes the kubeconfig for people. It
+// writes even if no certificate was renewed, since the write after an earlier renewal may have failed.
 func (c *Config) kubeconfigUpdater(ctx context.Context) func([]string, error) {
 	logger := klog.FromContext(ctx)
 	return func(files []string, err error) {

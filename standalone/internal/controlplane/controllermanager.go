@@ -14,10 +14,9 @@ import (
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
-// controllerNames returns the controllers that Drover's users rely on: deletion of a
-// namespace deletes all in it, deletion of an owner deletes its dependents, service
-// accounts have tokens, the roles admin, edit and view aggregate the rules that others add
-// to them, and quotas hold.
+// controllerNames returns the controllers on which Drover's users rely. With them, the deletion of a
+// namespace deletes its content, the deletion of an owner deletes its dependents, service
+// accounts get tokens, the roles admin, edit and view aggregate other roles, and quotas are kept.
 func controllerNames() []string {
 	return []string{
 		names.NamespaceController,

@@ -4,8 +4,8 @@
 // Package controlplane runs etcd, kube-apiserver and the few controllers of
 // kube-controller-manager that Drover's users rely on, inside this process.
 //
-// Start with Config and its Components, which lists them in the order they start;
-// each part has a separate file.
+// Start with Config and its method Components, which lists the components in the order in
+// which they start. Each component has a separate file.
 package controlplane
 
 import (
@@ -30,26 +30,25 @@ import (
 type Config struct {
 	Dir  *datadir.Dir
 	Keys *pki.Store
-	// Listener is where kube-apiserver serves. The caller opens it, so that a port
-	// in use is detected first.
+	// Listener is the listener of kube-apiserver. The caller opens it before anything
+	// else, so that a port in use is detected first.
 	Listener net.Listener
 	// Log receives etcd's log.
 	Log io.Writer
-	// Fatal ends the process after the named part has failed and is not started again.
+	// Fatal ends the process after the failure of a component that cannot be started again.
 	Fatal func(name string, err error)
-	// StoreQuota is how many bytes all objects together may have.
+	// StoreQuota is the largest size of all objects together, in bytes.
 	StoreQuota int64
-	// UnsafeNoFsync makes etcd fast and lose data when the host crashes.
+	// UnsafeNoFsync makes etcd faster, but it loses data if the host crashes.
 	UnsafeNoFsync bool
-	// AllAPIs serves what every cluster serves, including the APIs about pods on nodes,
-	// though nothing here acts on them.
+	// AllAPIs also serves the APIs about pods on nodes, although nothing acts on their objects.
 	AllAPIs bool
 	// Streams, if not nil, serves streams to users that kube-apiserver has authenticated.
 	Streams http.Handler
 
 	accounts *storequota.Accounts
 	usage    storekeeper.Latest
-	// unready is why the part that starts is not ready yet.
+	// unready says why the starting component is not ready yet.
 	unready atomic.Pointer[error]
 }
 
@@ -57,14 +56,14 @@ type Config struct {
 // service answers there: Drover does not run a network for Services.
 var ServiceIP = net.IPv4(10, 0, 0, 1)
 
-// How long each component may take to become ready on a slow and busy host, where it needs
-// minutes of CPU time, and when in the 10 s of a stop it is left behind. One that has ended
-// is not waited for.
+// startTimeout is how long each component may take to become ready. On a slow and busy host
+// it needs minutes of CPU time. The other constants count from the begin of a stop, which may take
+// 10 s: the stop no longer waits for a component after them.
 const (
 	startTimeout                 = 10 * time.Minute
 	etcdStopTimeout              = 9500 * time.Millisecond
 	apiServerStopTimeout         = 8 * time.Second
-	presetStopTimeout            = 7 * time.Second
+	presetStopTimeout            = 7 * time.Second // for the roles and policies beside the VirtualMachine API
 	controllerManagerStopTimeout = 6500 * time.Millisecond
 )
 
@@ -87,8 +86,8 @@ func (c *Config) Components() ([]supervisor.Component, error) {
 	return parts, nil
 }
 
-// ClientConfig returns a connection to kube-apiserver as the user whose certificate
-// is in the file. It reads the file again when that is renewed.
+// ClientConfig returns a client configuration for kube-apiserver, for the user whose
+// certificate is in the file. Clients read the file again when the certificate is renewed.
 func (c *Config) ClientConfig(certFile string) *rest.Config {
 	return &rest.Config{
 		Host: c.URL(),
@@ -129,8 +128,8 @@ func (c *Config) unreadyCause() error {
 	return nil
 }
 
-// waitFor repeats check until it succeeds or ctx ends; then it returns the last error
-// of check.
+// waitFor repeats check until it succeeds or ctx ends. When ctx ends, it returns the last
+// error of check.
 func (c *Config) waitFor(ctx context.Context, check func(context.Context) error) error {
 	ticker := time.NewTicker(pollPeriod)
 	defer ticker.Stop()

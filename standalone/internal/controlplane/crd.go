@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/config/crd"
 )
 
-// installAPI brings the API, its roles and policies to this program's version before any part
-// starts that lists the existing kinds, such as the garbage collector.
+// installAPI installs this program's version of the API, its roles and policies. It runs before the
+// components that list the existing kinds, such as the garbage collector.
 func (c *Config) installAPI(ctx context.Context) error {
 	client, err := apiextensions.NewForConfig(c.ClientConfig(c.Keys.Controller()))
 	if err != nil {
@@ -33,7 +33,7 @@ func (c *Config) installAPI(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Meanwhile kube-apiserver prepares the kind, which takes it longer.
+	// kube-apiserver prepares the kind at the same time, which takes longer.
 	if err := c.installPresets(ctx); err != nil {
 		return err
 	}
@@ -49,9 +49,9 @@ func applyCRD(ctx context.Context, client apiextensions.Interface, name string, 
 	return err
 }
 
-// checkServed queries the API itself: the Established condition comes slightly before the
-// first request is answered, and the list of kinds, from which kubectl starts, may come
-// slightly later.
+// checkServed returns an error if the API is not served yet. It sends requests, because the condition
+// Established becomes true slightly before requests succeed, and because the list of kinds, which
+// kubectl reads first, may be complete slightly later.
 func checkServed(ctx context.Context, client apiextensions.Interface, want *apiextensionsv1.CustomResourceDefinition) error {
 	for _, version := range want.Spec.Versions {
 		if !version.Served {

@@ -20,32 +20,32 @@ import (
 	"cloudnative.tw/drover/standalone/internal/storekeeper"
 )
 
-// Raft entries that etcd keeps in memory, and how many it writes before it removes its
-// log's oldest files. Each may have 1.5 MB, and etcd's defaults of 5,000 and 10,000 are for
-// members that fall behind, of which there are none here.
+// raftEntries is how many Raft entries etcd keeps in memory, and snapshotEntries how many it
+// writes before it removes the oldest files of its log. An entry may have 1.5 MB. The defaults
+// of 5,000 and 10,000 help members that fall behind, but this etcd has only one member.
 const (
 	raftEntries     = 100
 	snapshotEntries = 1000
 )
 
-// slowRequest is the limit above which the program etcd reports a request as slow;
-// embedded, etcd would report every request.
+// slowRequest is the duration above which etcd logs a request as slow. It is the default of the
+// program etcd. An embedded etcd would otherwise log every request.
 const slowRequest = 300 * time.Millisecond
 
-// etcdCloseTimeout is how long etcd may take to disconnect its clients before it closes
-// its files regardless.
+// etcdCloseTimeout is how long etcd may take to disconnect its clients. After that it closes
+// its files anyway.
 const etcdCloseTimeout = time.Second
 
 type etcd struct {
 	config *embed.Config
 	client string
 	ready  chan struct{}
-	// keeper lacks the server until that runs.
+	// keeper keeps the store. Its field Server is set when etcd runs.
 	keeper storekeeper.Keeper
 }
 
-// newEtcd prepares an etcd of one member that is not reachable from any network: it
-// listens on sockets in a folder of mode 0700.
+// newEtcd prepares an etcd of one member. No network can reach it, since it listens on sockets in a
+// folder of mode 0700.
 func (c *Config) newEtcd() (*etcd, error) {
 	client, err := c.Dir.Socket("etcd.sock")
 	if err != nil {
@@ -71,9 +71,9 @@ func (c *Config) newEtcd() (*etcd, error) {
 	}}, nil
 }
 
-// fileLimit returns the size of etcd's file at which etcd refuses all writes. That is the
-// last resort, since it refuses those of Drover too: beside the objects there is room for
-// history and free pages, and beside a file from before for more than it has.
+// fileLimit returns the size of etcd's file at which etcd refuses all writes. This must not happen in
+// normal operation, since etcd then also refuses Drover's writes. So the limit leaves enough space for
+// history and free pages in addition to the objects, and for growth of the existing file.
 func fileLimit(quota int64, path string) int64 {
 	limit := 3 * quota
 	if info, err := os.Stat(path); err == nil {
@@ -82,9 +82,9 @@ func fileLimit(quota int64, path string) int64 {
 	return limit
 }
 
-// setEtcdURLs advertises addresses that are never used, because etcd requires a host
-// and a port there, and listens on the sockets. The peer's path must be in Host: etcd
-// would create an abstract socket for anything else, open to every user.
+// setEtcdURLs makes etcd listen on the sockets. The advertised addresses are never used, but etcd
+// requires a host and a port. The path of the peer socket must be in Host: otherwise etcd would
+// create an abstract socket, which is open to every user.
 func setEtcdURLs(cfg *embed.Config, client, peer string) {
 	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "http", Host: "localhost:2379"}}
 	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "localhost:2380"}}
@@ -93,8 +93,8 @@ func setEtcdURLs(cfg *embed.Config, client, peer string) {
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 }
 
-// etcdLogger writes to the common log. An error that etcd calls fatal, usually a full
-// disk, ends the process with a line that says so.
+// etcdLogger returns a logger that writes to Drover's log. After an error that is fatal to etcd,
+// usually a full disk, it calls c.Fatal.
 func (c *Config) etcdLogger() *zap.Logger {
 	encoder := zap.NewProductionEncoderConfig()
 	encoder.EncodeTime = zapcore.ISO8601TimeEncoder
@@ -137,7 +137,7 @@ func (e *etcd) run(ctx context.Context) error {
 	e.keeper.Server = server.Server
 	e.keeper.Prepare(ctx)
 	close(e.ready)
-	defer e.keepServing(ctx)()
+	defer e.startKeeper(ctx)()
 	select {
 	case err = <-server.Err():
 	case <-server.Server.StopNotify():
@@ -147,8 +147,8 @@ func (e *etcd) run(ctx context.Context) error {
 	return err
 }
 
-// keepServing keeps the store in order until the function that it returns is called.
-func (e *etcd) keepServing(ctx context.Context) (stop func()) {
+// startKeeper runs the keeper of the store until stop is called.
+func (e *etcd) startKeeper(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -161,9 +161,8 @@ func (e *etcd) keepServing(ctx context.Context) (stop func()) {
 	}
 }
 
-// closeEtcd ends etcd cleanly. A client that keeps its streams open, as a kube-apiserver
-// that was left behind does, must not prevent etcd from closing its log and its
-// database.
+// closeEtcd ends etcd cleanly. A client that keeps its streams open, such as a kube-apiserver that was
+// left behind, must not prevent etcd from closing its log and its database.
 func closeEtcd(server *embed.Etcd) {
 	closed := make(chan struct{})
 	go func() {
@@ -178,8 +177,8 @@ func closeEtcd(server *embed.Etcd) {
 	server.Server.HardStop()
 }
 
-// waitForEtcd returns a function that waits for etcd, and records that it came up before
-// any client can write to it.
+// waitForEtcd returns a function that waits for etcd, and records that etcd has started before any
+// client can write to it.
 func (c *Config) waitForEtcd(e *etcd) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := e.waitUntilReady(ctx); err != nil {

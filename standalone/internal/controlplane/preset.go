@@ -19,8 +19,8 @@ func (c *Config) newPresets() (*preset.Set, error) {
 	return preset.NewSet(client, c.AllAPIs)
 }
 
-// installPresets installs the roles that an installation in a cluster has too, and the policies
-// of Drover.
+// installPresets installs the roles of users, which an installation in a cluster also has, and the
+// policies.
 func (c *Config) installPresets(ctx context.Context) error {
 	presets, err := c.newPresets()
 	if err != nil {

@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// streamsPrefix begins the paths of streams.
+	// streamsPrefix is the prefix of the paths of streams.
 	streamsPrefix = streams.PathPrefix + "/"
-	// streamsName is the name of the role and its binding that allow every user to ask for a
-	// stream. What the user may do with which VirtualMachine is decided for each.
+	// streamsName is the name of the role and the binding that allow every user to request a
+	// stream. Each request is then authorized separately for its VirtualMachine.
 	streamsName = "drover-streams"
 )
 
-// markStreamsLong excludes streams from the deadline of requests and from the seats of
-// priority and fairness, like watches and pods/exec.
+// markStreamsLong marks streams as long-running requests, such as watches and pods/exec. They then lack a
+// deadline, and do not occupy seats of priority and fairness.
 func markStreamsLong(config *aggregator.Config) {
 	others := config.GenericConfig.LongRunningFunc
 	config.GenericConfig.LongRunningFunc = func(r *http.Request, info *request.RequestInfo) bool {
@@ -41,8 +41,8 @@ func serveStreams(server *aggregator.APIAggregator, handler http.Handler) {
 	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandlePrefix(streamsPrefix, handler)
 }
 
-// installStreams lets every authenticated user find streams and ask for them. Clients find
-// them by a ConfigMap, in a namespace where only Drover writes.
+// installStreams lets every authenticated user find and request streams. Clients find streams by a
+// ConfigMap in a namespace in which only Drover writes.
 func (c *Config) installStreams(ctx context.Context) error {
 	client, err := kubernetes.NewForConfig(c.ClientConfig(c.Keys.Controller()))
 	if err != nil {
@@ -58,13 +58,13 @@ func (c *Config) installStreams(ctx context.Context) error {
 	})
 }
 
-// applyStreamsAddress publishes that kube-apiserver itself serves streams, to every user.
+// applyStreamsAddress publishes to every user that kube-apiserver itself serves streams.
 func applyStreamsAddress(ctx context.Context, client kubernetes.Interface, o metav1.ApplyOptions) error {
 	ns := streams.ConfigMapNamespace
 	role := rbacv1.Role(streamsName+"-reader", ns).WithRules(rbacv1.PolicyRule().
 		WithAPIGroups("").WithResources("configmaps").WithResourceNames(streams.ConfigMapName).WithVerbs("get"))
 	binding := rbacv1.RoleBinding(streamsName+"-reader", ns).WithRoleRef(roleRef("Role", streamsName+"-reader")).WithSubjects(everyUser())
-	// kube-apiserver creates the namespace too, perhaps later.
+	// kube-apiserver also creates the namespace, but perhaps later.
 	_, err := client.CoreV1().Namespaces().Apply(ctx, corev1.Namespace(ns), o)
 	if err == nil {
 		_, err = client.CoreV1().ConfigMaps(ns).Apply(ctx, corev1.ConfigMap(streams.ConfigMapName, ns).WithData(map[string]string{streams.AddressKey: ""}), o)
@@ -78,7 +78,7 @@ func applyStreamsAddress(ctx context.Context, client kubernetes.Interface, o met
 	return err
 }
 
-// applyStreamsAccess allows every user the path, but no stream.
+// applyStreamsAccess allows every user to request the paths of streams. Each stream needs another right.
 func applyStreamsAccess(ctx context.Context, client kubernetes.Interface, o metav1.ApplyOptions) error {
 	role := rbacv1.ClusterRole(streamsName).WithRules(rbacv1.PolicyRule().WithNonResourceURLs(streamsPrefix + "*").WithVerbs("get"))
 	binding := rbacv1.ClusterRoleBinding(streamsName).WithRoleRef(roleRef("ClusterRole", streamsName)).WithSubjects(everyUser())

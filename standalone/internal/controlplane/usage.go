@@ -21,9 +21,9 @@ func (c *Config) serveUsage(server *aggregator.APIAggregator) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(c.usage.Get())
 	})
-	for name, figure := range map[string]struct {
-		help string
-		of   func(storekeeper.Usage) int64
+	for name, gauge := range map[string]struct {
+		help  string
+		value func(storekeeper.Usage) int64
 	}{
 		"drover_store_object_bytes":     {"Size of all objects of the API.", func(u storekeeper.Usage) int64 { return u.Objects }},
 		"drover_store_quota_bytes":      {"Size that all objects of the API may have.", func(u storekeeper.Usage) int64 { return u.Quota }},
@@ -32,8 +32,8 @@ func (c *Config) serveUsage(server *aggregator.APIAggregator) {
 		"drover_store_in_use_bytes":     {"Size of the part of etcd's file that is not free.", func(u storekeeper.Usage) int64 { return u.InUse }},
 		"drover_store_file_limit_bytes": {"Size of etcd's file from which on etcd refuses all writes.", func(u storekeeper.Usage) int64 { return u.FileLimit }},
 	} {
-		_ = metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: figure.help}, func() float64 {
-			return float64(figure.of(c.usage.Get()))
+		_ = metrics.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help}, func() float64 {
+			return float64(gauge.value(c.usage.Get()))
 		}))
 	}
 	_ = metrics.Registry.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{

@@ -94,9 +94,9 @@ func (l Layout) Port() (int, error) {
 	return int(port), nil
 }
 
-// IsEmpty reports whether the path is an empty folder, such as purge leaves where it may not
+// IsEmpty reports whether a path is an empty folder, such as purge leaves where it may not
 // remove the folder itself.
-func (l Layout) IsEmpty() (bool, error) {
+func IsEmpty(l Layout) (bool, error) {
 	entries, err := os.ReadDir(string(l))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -171,10 +171,10 @@ func Open(path string) (*Dir, error) {
 	}
 	d := &Dir{Layout: Layout(path)}
 	if err := d.claimFolder(); err != nil {
-		return nil, errors.Join(describeError(path, err), d.Close())
+		return nil, errors.Join(explainError(path, err), d.Close())
 	}
-	if err := d.prepareFolder(); err != nil {
-		return nil, errors.Join(describeError(path, err), d.Close())
+	if err := prepareFolder(d.root, d.Layout); err != nil {
+		return nil, errors.Join(explainError(path, err), d.Close())
 	}
 	return d, nil
 }
@@ -191,82 +191,81 @@ func OpenExisting(path string) (*Dir, error) {
 		return nil, fmt.Errorf("%s is not a Drover data dir: name the one of drover up by --data-dir or DROVER_DATA_DIR", path)
 	}
 	if err == nil {
-		err = d.openFolder()
+		d.root, err = openFolder(d.Layout)
 	}
 	if err == nil {
-		err = d.acquireLock()
+		d.lock, err = acquireLock(d.root, d.Layout)
 	}
 	if err != nil {
-		return nil, errors.Join(describeError(path, err), d.Close())
+		return nil, errors.Join(explainError(path, err), d.Close())
 	}
 	return d, nil
 }
 
 // claimFolder acquires the lock before anything in the folder is changed.
-func (d *Dir) claimFolder() error {
-	if err := d.checkPath(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (d *Dir) claimFolder() (err error) {
+	if err := checkPath(d.Layout); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := os.MkdirAll(string(d.Layout), 0o700); err != nil {
 		return err
 	}
-	if err := d.openFolder(); err != nil {
+	if d.root, err = openFolder(d.Layout); err != nil {
 		return err
 	}
 	if err := d.RefuseForeign(); err != nil {
 		return err
 	}
-	return d.acquireLock()
+	d.lock, err = acquireLock(d.root, d.Layout)
+	return err
 }
 
 // checkPath fails if root would act where another user decides.
-func (d *Dir) checkPath() error {
+func checkPath(l Layout) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	if _, _, err := Owner(string(d.Layout)); err != nil {
+	if _, _, err := Owner(string(l)); err != nil {
 		return fmt.Errorf("root uses no data dir that another user could replace: %w", err)
 	}
 	return nil
 }
 
 // openFolder opens the folder, which has to belong to the caller: its owner could read the keys
-// in it, and redirect files that are written there.
-func (d *Dir) openFolder() error {
-	if err := d.checkPath(); err != nil {
-		return err
+// in it, and redirect files that are written there. The caller closes what it returns, also with an error.
+func openFolder(l Layout) (root *os.Root, err error) {
+	if err := checkPath(l); err != nil {
+		return nil, err
 	}
-	root, err := os.OpenRoot(string(d.Layout))
-	if err != nil {
-		return err
+	if root, err = os.OpenRoot(string(l)); err != nil {
+		return nil, err
 	}
-	d.root = root
 	info, err := root.Stat(".")
 	if err != nil {
-		return err
+		return root, err
 	}
 	if uid := OwnerOf(info); uid != os.Geteuid() {
-		return fmt.Errorf(
+		return root, fmt.Errorf(
 			"%s belongs to user %s, and this is user %s: run it as that user (sudo --user %s), or name another data dir with --data-dir",
-			d.Layout, UserName(uid), UserName(os.Geteuid()), SudoUser(uid))
+			l, UserName(uid), UserName(os.Geteuid()), SudoUser(uid))
 	}
-	return nil
+	return root, nil
 }
 
-func (d *Dir) acquireLock() error {
-	info, err := d.root.Lstat(lockFile)
+// acquireLock locks the folder. The caller closes what it returns, also with an error.
+func acquireLock(root *os.Root, l Layout) (*os.File, error) {
+	info, err := root.Lstat(lockFile)
 	if err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a regular file: remove it", filepath.Join(string(d.Layout), lockFile))
+		return nil, fmt.Errorf("%s is not a regular file: remove it", filepath.Join(string(l), lockFile))
 	}
-	lock, err := d.root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d.lock = lock
 	if err := lockExclusively(lock); err != nil {
-		return d.lockError(err)
+		return lock, lockError(l, err)
 	}
-	return d.writePID()
+	return lock, writePID(lock)
 }
 
 // RefuseForeign prevents Drover from using, and closing to others, a folder that has
@@ -286,15 +285,15 @@ func (l Layout) RefuseForeign() error {
 	return nil
 }
 
-func (d *Dir) lockError(err error) error {
+func lockError(l Layout, err error) error {
 	if !errors.Is(err, syscall.EWOULDBLOCK) {
 		return fmt.Errorf("lock: %w", err)
 	}
-	pid, err := d.readWord(lockFile)
+	pid, err := l.readWord(lockFile)
 	if err != nil || pid == "" {
 		pid = "unknown"
 	}
-	return &InUseError{Path: string(d.Layout), PID: pid}
+	return &InUseError{Path: string(l), PID: pid}
 }
 
 // Holder returns the process ID of the Drover that holds the data dir, or 0. It reads the
@@ -339,28 +338,28 @@ func findLockOwner(locks string, pid int, file *syscall.Stat_t) int {
 	return 0
 }
 
-func (d *Dir) writePID() error {
-	if err := d.lock.Truncate(0); err != nil {
+func writePID(lock *os.File) error {
+	if err := lock.Truncate(0); err != nil {
 		return err
 	}
-	_, err := d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	_, err := lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	return err
 }
 
-func (d *Dir) prepareFolder() error {
-	if err := d.root.Chmod(".", 0o700); err != nil {
+func prepareFolder(root *os.Root, l Layout) error {
+	if err := root.Chmod(".", 0o700); err != nil {
 		return err
 	}
-	if err := atomicfile.Sweep(string(d.Layout)); err != nil {
+	if err := atomicfile.Sweep(string(l)); err != nil {
 		return err
 	}
-	if err := d.checkSpace(); err != nil {
+	if err := checkSpace(string(l)); err != nil {
 		return err
 	}
-	if err := errors.Join(d.writeWord(formatFile, format), os.RemoveAll(d.Run()), d.removeUninitializedEtcd()); err != nil {
+	if err := errors.Join(l.writeWord(formatFile, format), os.RemoveAll(l.Run()), removeUninitializedEtcd(l)); err != nil {
 		return err
 	}
-	for _, dir := range []string{d.Run(), d.Logs(), d.Etcd(), d.Drivers()} {
+	for _, dir := range []string{l.Run(), l.Logs(), l.Etcd(), l.Drivers()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
@@ -371,11 +370,11 @@ func (d *Dir) prepareFolder() error {
 // removeUninitializedEtcd removes the data of an etcd that never came up. Its log may lack
 // the entry that makes it a member of its cluster; then it would wait for a leader
 // for ever. No write to it was ever acknowledged.
-func (d *Dir) removeUninitializedEtcd() error {
-	if begun, err := d.isBegun(); err != nil || begun {
+func removeUninitializedEtcd(l Layout) error {
+	if begun, err := l.isBegun(); err != nil || begun {
 		return err
 	}
-	return os.RemoveAll(d.Etcd())
+	return os.RemoveAll(l.Etcd())
 }
 
 // SetEtcdStarted records that etcd has come up once: from now on its data is never removed.
@@ -385,13 +384,13 @@ func (d *Dir) SetEtcdStarted() error { return d.writeWord(etcdFile, "yes") }
 // the same again for the next.
 const MinFree = 200 << 20
 
-func (d *Dir) checkSpace() error {
-	free, err := freeBytes(string(d.Layout))
+func checkSpace(path string) error {
+	free, err := freeBytes(path)
 	if err != nil {
 		return fmt.Errorf("free space: %w", err)
 	}
 	if free < MinFree {
-		return fmt.Errorf("the disk of %s has %d MB free, and at least %d MB are needed", d.Layout, free>>20, MinFree>>20)
+		return fmt.Errorf("the disk of %s has %d MB free, and at least %d MB are needed", path, free>>20, MinFree>>20)
 	}
 	return nil
 }
@@ -425,8 +424,8 @@ func (d *Dir) SetClusterID(id string) error {
 	return d.writeWord(clusterIDFile, id)
 }
 
-func (d *Dir) writeWord(name, word string) error {
-	return atomicfile.Update(filepath.Join(string(d.Layout), name), []byte(word+"\n"), 0o600)
+func (l Layout) writeWord(name, word string) error {
+	return atomicfile.Update(filepath.Join(string(l), name), []byte(word+"\n"), 0o600)
 }
 
 // Remove removes Drover's files from the data dir, and the folder itself if nothing else
@@ -438,20 +437,20 @@ func (d *Dir) Remove() ([]string, error) {
 	}
 	for _, name := range names {
 		if err := d.root.RemoveAll(name); err != nil {
-			return nil, d.Describe(fmt.Errorf("%s: %w", d.Layout, err))
+			return nil, d.ExplainError(fmt.Errorf("%s: %w", d.Layout, err))
 		}
 	}
-	return d.removeIfEmpty()
+	return removeIfEmpty(d.root, string(d.Layout))
 }
 
-func (d *Dir) removeIfEmpty() ([]string, error) {
-	entries, err := fs.ReadDir(d.root.FS(), ".")
+func removeIfEmpty(root *os.Root, path string) ([]string, error) {
+	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return nil, err
 	}
 	if len(entries) == 0 {
 		// The folder above may belong to another user, as for a service.
-		if err := os.Remove(string(d.Layout)); !errors.Is(err, fs.ErrPermission) {
+		if err := os.Remove(path); !errors.Is(err, fs.ErrPermission) {
 			return nil, err
 		}
 		return nil, nil
@@ -480,8 +479,8 @@ func (d *Dir) Close() error {
 	return errors.Join(errs...)
 }
 
-// describeError turns a system error into a line that says what to do.
-func describeError(path string, err error) error {
+// explainError turns a system error into a line that says what to do.
+func explainError(path string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return fmt.Errorf("the disk of data dir %s is full: %w", path, err)
@@ -495,8 +494,8 @@ func describeError(path string, err error) error {
 	return err
 }
 
-// Describe is describeError for errors after Open.
-func (d *Dir) Describe(err error) error { return describeError(string(d.Layout), err) }
+// ExplainError is explainError for errors after Open.
+func (d *Dir) ExplainError(err error) error { return explainError(string(d.Layout), err) }
 
 // Default returns the data dir that is used without a flag.
 func Default(getenv func(string) string, uid int) string {

@@ -107,10 +107,10 @@ func TestErrorMessages(t *testing.T) {
 		syscall.EROFS:  "data dir /d is on a read-only file system",
 		syscall.EACCES: "no permission for data dir /d (choose another with --data-dir)",
 	} {
-		err := (&Dir{Layout: "/d"}).Describe(fmt.Errorf("write: %w", cause))
+		err := (&Dir{Layout: "/d"}).ExplainError(fmt.Errorf("write: %w", cause))
 		assert.True(t, strings.HasPrefix(err.Error(), want) && errors.Is(err, cause), "got %v, want %s", err, want)
 	}
-	assert.ErrorIs(t, "nil became", (&Dir{Layout: "/d"}).Describe(nil), nil)
+	assert.ErrorIs(t, "nil became", (&Dir{Layout: "/d"}).ExplainError(nil), nil)
 }
 
 func TestPortAndClusterIDAreStored(t *testing.T) {

@@ -17,18 +17,18 @@ import (
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 )
 
-// ClientConfig returns the connection of the data dir's kubeconfig.
+// ClientConfig returns the client configuration in the data dir's kubeconfig.
 func (h *Host) ClientConfig() (*rest.Config, error) {
 	config, err := kubeconfig.Read(h.Layout.Kubeconfig())
 	if err != nil {
 		return nil, err
 	}
-	config.Timeout = findings.DefaultWithin
+	config.Timeout = findings.DefaultTimeout
 	config.UserAgent = "drover/" + h.Version
 	return config, nil
 }
 
-// FailedChecks returns the checks of /readyz that fail, "" for none.
+// FailedChecks returns the failed checks of /readyz, or "" if there are none.
 func FailedChecks(ctx context.Context, client rest.Interface) string {
 	text, err := client.Get().AbsPath("/readyz").Param("verbose", "").DoRaw(ctx)
 	if err == nil {
@@ -47,13 +47,13 @@ func FailedChecks(ctx context.Context, client rest.Interface) string {
 	return strings.Join(failed, ", ")
 }
 
-// Names of the Lease of `drover up`.
+// Name and namespace of the Lease of `drover up`.
 const (
 	leaseName      = "drover-controller"
 	leaseNamespace = metav1.NamespaceDefault
 )
 
-// Lease reads the Lease by which the controller leads; nil if there is none.
+// Lease reads the Lease by which the controller leads. It returns nil if there is none.
 func Lease(ctx context.Context, config *rest.Config) (*coordinationv1.Lease, error) {
 	client, err := coordination.NewForConfig(config)
 	if err != nil {

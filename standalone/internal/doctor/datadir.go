@@ -23,17 +23,17 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// dataDirFacts are about the data dir itself.
+// dataDirFacts are facts about the data dir itself.
 type dataDirFacts struct {
 	path    string
 	user    User
 	missing bool
-	parent  string // the nearest folder that exists, if it is missing
+	parent  string // the nearest existing folder above a missing data dir
 	mode    fs.FileMode
-	foreign error  // why it is not a data dir
-	access  error  // why Drover may not write there
+	foreign error  // why the folder is not a data dir
+	access  error  // why Drover may not write to the data dir
 	again   string // the command that runs the checks as root
-	ignored error  // why the settings of the last drover up are not taken
+	ignored error  // why the settings of the last drover up are not used
 }
 
 func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
@@ -57,11 +57,11 @@ func gatherDataDir(_ context.Context, h *Host) dataDirFacts {
 	return f
 }
 
-// nearestFolder returns the nearest folder above a path that exists and can be seen.
+// nearestFolder returns the nearest folder above a path that exists and is visible.
 func nearestFolder(path string) string {
-	for at := filepath.Dir(path); ; at = filepath.Dir(at) {
-		if _, err := os.Stat(at); err == nil || at == filepath.Dir(at) {
-			return at
+	for folder := filepath.Dir(path); ; folder = filepath.Dir(folder) {
+		if _, err := os.Stat(folder); err == nil || folder == filepath.Dir(folder) {
+			return folder
 		}
 	}
 }
@@ -79,44 +79,44 @@ func judgeDataDir(f dataDirFacts) []findings.Finding {
 	switch {
 	case f.missing && f.access != nil && !isOther:
 		return oneFinding(findings.Error("there is no %s, and user %s cannot make it: %v", f.path, f.user.Name, f.access).
-			Means("drover up does not start.").FixedBy("name another with --data-dir, or run drover up as root"))
+			Means("drover up does not start.").FixedBy("name another folder with --data-dir, or run drover up as root"))
 	case f.missing:
-		return oneFinding(findings.Note("there is no %s yet", f.path).Means("The first drover up makes it. Another one is named by --data-dir or DROVER_DATA_DIR."))
+		return oneFinding(findings.Note("there is no %s yet", f.path).Means("The first drover up makes this folder. To use another folder, name it with --data-dir or DROVER_DATA_DIR."))
 	case errors.Is(f.foreign, fs.ErrPermission):
-		return oneFinding(findings.Note("%v", f.foreign).Means("What is in it could not be checked.").FixedByCommand("%s", f.again))
+		return oneFinding(findings.Note("%v", f.foreign).Means("The content of the folder could not be checked.").FixedByCommand("%s", f.again))
 	case f.foreign != nil:
-		return oneFinding(findings.Error("%v", f.foreign).Means("drover up does not start.").FixedBy("name another with --data-dir"))
+		return oneFinding(findings.Error("%v", f.foreign).Means("drover up does not start.").FixedBy("name another folder with --data-dir"))
 	case errors.Is(f.access, syscall.EROFS):
 		return oneFinding(findings.Error("%s is on a read-only file system", f.path).
 			Means("Nothing can be stored. The kernel makes a file system read-only after errors of its disk.").
-			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err"))
+			FixedBy("read the kernel's log, repair the disk, and mount the file system again").FixedByCommand("sudo dmesg --level err"))
 	case f.access != nil && !isOther:
 		return oneFinding(findings.Error("user %s may not write to %s: %v", f.user.Name, f.path, f.access).Means("drover up does not start.").
 			FixedByCommand("sudo chown %s %s && sudo chmod 700 %[2]s", printable.ShellWord(f.user.Name), printable.ShellWord(f.path)))
 	case errors.Is(f.ignored, fs.ErrPermission):
-		return oneFinding(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and its settings are not taken.").FixedByCommand("%s", f.again))
+		return oneFinding(findings.Note("%v", f.ignored).Means("Whether Drover runs is unknown, and the checks do not use its settings.").FixedByCommand("%s", f.again))
 	case f.ignored != nil:
-		return oneFinding(findings.Warning("%v", f.ignored).Means("The settings of the last drover up are not taken. The next start writes them again."))
+		return oneFinding(findings.Warning("%v", f.ignored).Means("The checks do not use the settings of the last drover up. The next start writes them again."))
 	case f.mode&others != 0:
 		return oneFinding(findings.Warning("other users can look into %s, whose mode is %#o", f.path, f.mode).
-			Means("It has keys with all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", printable.ShellWord(f.path)))
+			Means("The data dir contains keys that give all rights. The next start makes it private.").FixedByCommand("sudo chmod 700 %s", printable.ShellWord(f.path)))
 	}
 	return oneFinding(findings.OK("%s, private to its owner", f.path))
 }
 
-// filesFacts are about the files in the data dir.
+// filesFacts are facts about the files in the data dir.
 type filesFacts struct {
 	path    string
 	owner   User
-	foreign []string // of other users
-	exposed []string // with secrets that others can read
+	foreign []string // files of other users
+	exposed []string // files with secrets that other users can read
 	count   int
-	cut     bool // there were more files than were looked at
+	cut     bool // not all files were checked
 	err     error
 	skipped bool // there is no data dir
 }
 
-// maxFiles is how many files are looked at.
+// maxFiles is how many files are checked.
 const maxFiles = 50_000
 
 func gatherFiles(ctx context.Context, h *Host) filesFacts {
@@ -164,19 +164,19 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	var all []findings.Finding
 	if len(f.foreign) > 0 {
 		all = append(all, findings.Warning("%s not user %s's: %s", countFiles(len(f.foreign), "is", "are"), f.owner.Name, shortenList(f.foreign)).
-			Means("Drover may not be able to read or replace them. A command that was run as another user has made them.").
+			Means("Drover may be unable to read or replace these files. A command that was run as another user has made them.").
 			FixedByCommand("sudo chown --recursive --from %s", quoteAll([]string{ownerOf(f.foreign[0]), f.owner.Name, f.path})))
 	}
 	if len(f.exposed) > 0 {
 		all = append(all, findings.Warning("%s secrets that others may read: %s", countFiles(len(f.exposed), "has", "have"), shortenList(f.exposed)).
-			Means("The folder above keeps others out while it is private, and copies of the files do not.").
+			Means("The private folder above keeps other users out, but copies of these files would not.").
 			FixedByCommand("sudo chmod 600 %s", quoteAll(f.exposed)))
 	}
 	switch {
 	case errors.Is(f.err, fs.ErrPermission):
 		all = append(all, findings.Note("%v", f.err).Means("The files could not all be checked."))
 	case f.err != nil:
-		all = append(all, findings.Error("%v", f.err).Means("The disk may be damaged.").FixedBy("look into the kernel's log").FixedByCommand("sudo dmesg --level err"))
+		all = append(all, findings.Error("%v", f.err).Means("The disk may be damaged.").FixedBy("read the kernel's log").FixedByCommand("sudo dmesg --level err"))
 	case len(all) == 0 && f.cut:
 		all = append(all, findings.OK("the first %d files are user %s's", f.count, f.owner.Name))
 	case len(all) == 0:
@@ -185,7 +185,7 @@ func judgeFiles(f filesFacts) []findings.Finding {
 	return all
 }
 
-// quoteAll returns words of a command line.
+// quoteAll quotes words for a command line.
 func quoteAll(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
@@ -201,7 +201,7 @@ func countFiles(n int, singular, plural string) string {
 	return fmt.Sprintf("%d files %s", n, plural)
 }
 
-// shortenList names the first of some files.
+// shortenList returns the first paths, and the number of the others.
 func shortenList(paths []string) string {
 	const shown = 3
 	if len(paths) <= shown {
@@ -210,7 +210,7 @@ func shortenList(paths []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(paths[:shown], ", "), len(paths)-shown)
 }
 
-// ownerOf returns the owner of a file for chown.
+// ownerOf returns the name of a file's owner, for chown.
 func ownerOf(path string) string {
 	var info syscall.Stat_t
 	if err := syscall.Lstat(path, &info); err != nil {
@@ -219,32 +219,33 @@ func ownerOf(path string) string {
 	return datadir.UserName(int(info.Uid))
 }
 
-// diskFacts are about a file system.
+// diskFacts are facts about a file system.
 type diskFacts struct {
-	path            string
-	uses            []string
-	free, total     uint64 // bytes
-	inodes, ofNodes uint64 // free and all; none if the file system counts no inodes
-	promised        int64  // what the disks of machines there may still grow by
-	readOnly        bool
-	err             error
-	prune           string // the command that frees some space
+	path        string
+	uses        []string
+	free, total uint64 // bytes
+	// freeInodes and totalInodes are both 0 if the file system does not count inodes.
+	freeInodes, totalInodes uint64
+	promised                int64 // how many bytes the disks of its machines may still grow by
+	readOnly                bool
+	err                     error
+	prune                   string // the command that frees some space
 }
 
-// gatherDisks looks at each file system once.
+// gatherDisks returns the facts about each file system that Drover uses.
 func gatherDisks(_ context.Context, h *Host) []diskFacts {
 	var all []diskFacts
-	places := map[uint64]int{}
+	indices := map[uint64]int{} // in all, keyed by the device
 	add := func(path, use string) *diskFacts {
 		var info syscall.Stat_t
-		if err := syscall.Stat(path, &info); err != nil { // missing, or not to be seen
+		if err := syscall.Stat(path, &info); err != nil { // missing or invisible
 			path = nearestFolder(path)
 			_ = syscall.Stat(path, &info)
 		}
-		i, met := places[info.Dev]
-		if !met {
+		i, known := indices[info.Dev]
+		if !known {
 			i = len(all)
-			places[info.Dev] = i
+			indices[info.Dev] = i
 			all = append(all, readDisk(path))
 			all[i].prune = h.commandLine("image prune")
 		}
@@ -271,50 +272,50 @@ func readDisk(path string) diskFacts {
 	}
 	size := uint64(st.Bsize) //nolint:gosec // positive
 	return diskFacts{
-		path: path, free: st.Bavail * size, total: st.Blocks * size, inodes: st.Ffree, ofNodes: st.Files,
+		path: path, free: st.Bavail * size, total: st.Blocks * size, freeInodes: st.Ffree, totalInodes: st.Files,
 		readOnly: st.Flags&unix.ST_RDONLY != 0,
 	}
 }
 
-// FreeBytes returns what is free for Drover on the disk of a path, and its size.
+// FreeBytes returns the free bytes for Drover, and all bytes, of the file system of a path.
 func FreeBytes(path string) (free, total uint64, err error) {
 	d := readDisk(path)
 	return d.free, d.total, d.err
 }
 
-// What a disk should have free: the part and the bytes of which the smaller one counts.
+// A disk should have free a part of 1/lowPart, or lowBytes, whichever is less.
 const (
-	lowPart  = 20 // a twentieth
+	lowPart  = 20
 	lowBytes = 10 << 30
 )
 
 func judgeDisks(all []diskFacts) []findings.Finding {
 	var found []findings.Finding
 	for _, f := range all {
-		found = append(found, f.judgeRoom())
+		found = append(found, f.judgeFreeSpace())
 	}
 	return found
 }
 
-func (f diskFacts) judgeRoom() findings.Finding {
+func (f diskFacts) judgeFreeSpace() findings.Finding {
 	text := fmt.Sprintf("%s free of %s at %s (%s)", bytesize.Format(f.free), bytesize.Format(f.total), f.path, strings.Join(f.uses, ", "))
 	const full = "A full disk pauses guests, and keeps etcd from storing anything."
 	switch {
 	case f.err != nil:
-		return findings.Warning("%s: %v", f.path, f.err).Means("What is free on its disk is unknown.")
+		return findings.Warning("%s: %v", f.path, f.err).Means("The free space of its disk is unknown.")
 	case f.readOnly:
 		return findings.Error("the file system of %s is read-only", f.path).Means("Nothing can be stored there.").
-			FixedBy("look into the kernel's log, repair the disk, and mount it again").FixedByCommand("sudo dmesg --level err")
+			FixedBy("read the kernel's log, repair the disk, and mount the file system again").FixedByCommand("sudo dmesg --level err")
 	case f.free < datadir.MinFree:
 		return findings.Error("%s", text).Means("A start needs %s. %s", bytesize.Format(uint64(datadir.MinFree)), full).
 			FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("%s", f.prune)
-	case f.ofNodes > 0 && f.inodes < f.ofNodes/100:
-		return findings.Warning("%s, and inodes for %d more files", text, f.inodes).Means("New files soon fail as on a full disk.").FixedBy("remove files, or enlarge the file system")
+	case f.totalInodes > 0 && f.freeInodes < f.totalInodes/100:
+		return findings.Warning("%s, and inodes for %d more files", text, f.freeInodes).Means("Soon no new file can be created, as on a full disk.").FixedBy("remove files, or enlarge the file system")
 	case f.free < min(f.total/lowPart, lowBytes):
 		return findings.Warning("%s", text).Means(full).FixedBy("free some space, for example remove images that no machine uses").FixedByCommand("%s", f.prune)
 	case f.promised > 0 && uint64(f.promised) > f.free:
 		return findings.Warning("%s, and the disks of machines may grow by %s", text, bytesize.Format(uint64(f.promised))).
-			Means("If guests write to all of their disks, the disk gets full. %s", full).FixedBy("watch it (drover_qemu_disk_available_bytes), or enlarge it")
+			Means("If guests write to all of their disks, the disk gets full. %s", full).FixedBy("watch the free space (drover_qemu_disk_available_bytes), or enlarge the disk")
 	}
 	return findings.OK("%s", text)
 }

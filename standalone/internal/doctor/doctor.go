@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package doctor checks a host and the installation of Drover on it. It changes nothing: it
-// makes no file, starts no engine and takes no lock. It works without root, without a data
-// dir, and beside a Drover that runs.
+// Package doctor checks a host and the installation of Drover on it. It does not change
+// anything: it does not create files, start engines or take locks. It works without root,
+// without a data dir, and beside a running Drover.
 //
-// Start with table. Each check has a function that gathers facts, by the code that Drover
-// itself uses for them, and a pure one that judges them.
+// Start with table. Each check has a function that gathers facts, with the same code that
+// Drover uses, and a pure function that judges the facts.
 package doctor
 
 import (
@@ -31,9 +31,9 @@ type Settings struct {
 	Port     int
 	VMDriver string
 	QEMU     qemu.Options
-	// Addresses are further ones that are listened on, by the flag that names them.
+	// Addresses are the other addresses that drover up listens on, keyed by their flags.
 	Addresses map[string]string
-	// WithoutController is set if only the API runs.
+	// WithoutController is set if Drover runs only the API.
 	WithoutController bool
 }
 
@@ -45,24 +45,25 @@ type Host struct {
 	// Version is the version of this program.
 	Version string
 	Clock   clock.WithTicker
-	// PID is the process of the Drover that holds the data dir, 0 for none, and State its
-	// description of itself, or else the one of the last; nil if that is not known. The errors
-	// say why.
-	PID      int
-	PIDErr   error
+	// PID is the process of the Drover that holds the data dir, or 0 if there is none. PIDErr says
+	// why the process is unknown.
+	PID    int
+	PIDErr error
+	// State is the state that this process, or the last process, has written. It is nil if it is
+	// unknown, and StateErr says why.
 	State    *runstate.State
 	StateErr error
 	// Known are the engines that this installation has used, as far as they can be read.
 	Known []engines.Engine
 	// User is the user whose rights Drover has.
 	User User
-	// ByRoot is set if root has started the command, whoever it is by now.
+	// ByRoot is set if root has started the command, even if it now runs as another user.
 	ByRoot bool
 }
 
-// NewHost returns the host with a data dir, which need not exist. Settings are set next.
+// NewHost returns the host with a data dir, which need not exist. The caller sets Settings.
 func NewHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
-	h, err := datadir.Within(findings.DefaultWithin, "reading "+string(layout), func() (*Host, error) { return readHost(layout, version, c), nil })
+	h, err := datadir.Within(findings.DefaultTimeout, "reading "+string(layout), func() (*Host, error) { return readHost(layout, version, c), nil })
 	if err != nil {
 		return &Host{Layout: layout, Version: version, Clock: c, PIDErr: err, StateErr: err, User: callingUser()}
 	}
@@ -74,23 +75,23 @@ func readHost(layout datadir.Layout, version string, c clock.WithTicker) *Host {
 	h.PID, h.PIDErr = layout.Holder()
 	h.State, h.StateErr = runstate.Read(layout.RunState())
 	if h.State != nil && h.PID != 0 && h.State.PID != h.PID {
-		h.State = nil // of the run before, whose successor is starting
+		h.State = nil // the state of the previous run, while the present run is starting
 	}
 	h.Known, _ = engines.Known(layout.Engines()) // another check reports the error
 	h.User = findUser(h.PID, string(layout))
 	return h
 }
 
-// runs reports whether a Drover runs here.
-func (h *Host) runs() bool { return h.PID != 0 }
+// isDroverRunning reports whether a Drover runs on the data dir.
+func (h *Host) isDroverRunning() bool { return h.PID != 0 }
 
-// commandLine returns a command line that acts on this data dir with the rights that it takes.
+// commandLine returns a command line for this data dir, with sudo if the caller needs it.
 func (h *Host) commandLine(verb string) string {
-	line, usual := "sudo drover "+verb, datadir.Default(func(string) string { return "" }, 0)
+	line, defaultDir := "sudo drover "+verb, datadir.Default(func(string) string { return "" }, 0)
 	if h.User.isCaller() && !h.User.isRoot() {
-		line, usual = "drover "+verb, datadir.Default(os.Getenv, h.User.ID)
+		line, defaultDir = "drover "+verb, datadir.Default(os.Getenv, h.User.ID)
 	}
-	if string(h.Layout) != usual {
+	if string(h.Layout) != defaultDir {
 		line += " --data-dir " + printable.ShellWord(string(h.Layout))
 	}
 	return line
@@ -106,34 +107,34 @@ const (
 // check is a row of the table.
 type check struct {
 	group, name string
-	within      time.Duration // zero means the default
-	// cheap is set if the check runs no program and calls no engine, so that status can
-	// include it.
-	cheap bool
-	run   func(ctx context.Context, h *Host) []findings.Finding
+	timeout     time.Duration // zero means the default
+	// isCheap is set if the check neither runs a program nor calls an engine, so that drover
+	// status can include it.
+	isCheap bool
+	run     func(ctx context.Context, h *Host) []findings.Finding
 }
 
-// slow is how long a check may take that runs QEMU.
-const slow = 25 * time.Second
+// qemuTimeout is how long a check that runs QEMU may take.
+const qemuTimeout = 25 * time.Second
 
 // table has all checks, in the order in which they are shown.
 var table = []check{
-	{group: groupHost, name: "kvm", within: slow, run: gatherAndJudge(gatherKVM, judgeKVM)},
+	{group: groupHost, name: "kvm", timeout: qemuTimeout, run: gatherAndJudge(gatherKVM, judgeKVM)},
 	{group: groupHost, name: "cgroup", run: gatherAndJudge(gatherCgroup, judgeCgroup)},
-	{group: groupHost, name: "confinement", within: slow, run: gatherAndJudge(gatherConfinement, judgeConfinement)},
-	{group: groupHost, name: "inotify", cheap: true, run: gatherAndJudge(gatherInotify, judgeInotify)},
-	{group: groupHost, name: "machine-user", cheap: true, run: gatherAndJudge(gatherMachineUser, judgeMachineUser)},
-	{group: groupEngines, name: "qemu", within: slow, run: gatherAndJudge(gatherQEMU, judgeQEMU)},
-	{group: groupEngines, name: "docker", within: 2 * findings.DefaultWithin, run: gatherAndJudge(gatherDocker, judgeDocker)},
-	{group: groupInstallation, name: "data-dir", cheap: true, run: gatherAndJudge(gatherDataDir, judgeDataDir)},
-	{group: groupInstallation, name: "files", within: 2 * findings.DefaultWithin, run: gatherAndJudge(gatherFiles, judgeFiles)},
-	{group: groupInstallation, name: "disk", cheap: true, run: gatherAndJudge(gatherDisks, judgeDisks)},
-	{group: groupInstallation, name: "store", cheap: true, run: gatherAndJudge(gatherStore, judgeStore)},
+	{group: groupHost, name: "confinement", timeout: qemuTimeout, run: gatherAndJudge(gatherConfinement, judgeConfinement)},
+	{group: groupHost, name: "inotify", isCheap: true, run: gatherAndJudge(gatherInotify, judgeInotify)},
+	{group: groupHost, name: "machine-user", isCheap: true, run: gatherAndJudge(gatherMachineUser, judgeMachineUser)},
+	{group: groupEngines, name: "qemu", timeout: qemuTimeout, run: gatherAndJudge(gatherQEMU, judgeQEMU)},
+	{group: groupEngines, name: "docker", timeout: 2 * findings.DefaultTimeout, run: gatherAndJudge(gatherDocker, judgeDocker)},
+	{group: groupInstallation, name: "data-dir", isCheap: true, run: gatherAndJudge(gatherDataDir, judgeDataDir)},
+	{group: groupInstallation, name: "files", timeout: 2 * findings.DefaultTimeout, run: gatherAndJudge(gatherFiles, judgeFiles)},
+	{group: groupInstallation, name: "disk", isCheap: true, run: gatherAndJudge(gatherDisks, judgeDisks)},
+	{group: groupInstallation, name: "store", isCheap: true, run: gatherAndJudge(gatherStore, judgeStore)},
 	{group: groupInstallation, name: "ports", run: gatherAndJudge(gatherPorts, judgePorts)},
-	{group: groupInstallation, name: "served", within: 2 * findings.DefaultWithin, run: gatherAndJudge(gatherServed, judgeServed)},
+	{group: groupInstallation, name: "served", timeout: 2 * findings.DefaultTimeout, run: gatherAndJudge(gatherServed, judgeServed)},
 }
 
-// gatherAndJudge returns a check of facts that are gathered and then judged.
+// gatherAndJudge returns a check that gathers facts and then judges them.
 func gatherAndJudge[F any](gather func(context.Context, *Host) F, judge func(F) []findings.Finding) func(context.Context, *Host) []findings.Finding {
 	return func(ctx context.Context, h *Host) []findings.Finding { return judge(gather(ctx, h)) }
 }
@@ -143,10 +144,10 @@ func (h *Host) Examine(ctx context.Context) []findings.Finding {
 	return findings.Run(ctx, h.selectChecks(func(check) bool { return true }))
 }
 
-// Warnings runs the cheap checks and returns what is not well.
+// Warnings runs the cheap checks and returns the warnings and errors.
 func (h *Host) Warnings(ctx context.Context) []findings.Finding {
 	var found []findings.Finding
-	for _, f := range findings.Run(ctx, h.selectChecks(func(c check) bool { return c.cheap })) {
+	for _, f := range findings.Run(ctx, h.selectChecks(func(c check) bool { return c.isCheap })) {
 		if f.Level == findings.LevelWarning || f.Level == findings.LevelError {
 			found = append(found, f)
 		}
@@ -154,12 +155,12 @@ func (h *Host) Warnings(ctx context.Context) []findings.Finding {
 	return found
 }
 
-func (h *Host) selectChecks(wanted func(check) bool) []findings.Check {
+func (h *Host) selectChecks(isSelected func(check) bool) []findings.Check {
 	var all []findings.Check
 	for _, c := range table {
-		if wanted(c) {
+		if isSelected(c) {
 			all = append(all, findings.Check{
-				Group: c.group, Name: c.name, Within: c.within,
+				Group: c.group, Name: c.name, Timeout: c.timeout,
 				Run: func(ctx context.Context) []findings.Finding { return c.run(ctx, h) },
 			})
 		}

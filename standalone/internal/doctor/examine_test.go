@@ -154,7 +154,7 @@ func TestPipes(t *testing.T) {
 		assert.NoError(t, errors.Join(os.RemoveAll(path), syscall.Mkfifo(path, 0o600)))
 	}
 	h := newHost(t, string(l))
-	assert.True(t, h.PIDErr != nil && !h.runs(), "it runs as %d, %v", h.PID, h.PIDErr)
+	assert.True(t, h.PIDErr != nil && !h.isDroverRunning(), "it runs as %d, %v", h.PID, h.PIDErr)
 	for _, f := range h.Examine(t.Context()) {
 		assert.True(t, !strings.Contains(f.Observed, "did not end") && (f.Name != "data-dir" || strings.Contains(f.Observed, "not a regular file")), "%+v", f)
 	}
@@ -195,7 +195,7 @@ func TestPortOfAnother(t *testing.T) {
 	got := gatherPorts(t.Context(), h)
 	assert.Require(t, len(got.ports) == 2, "got %+v", got)
 	for _, p := range got.ports {
-		assert.True(t, p.taken && p.by == os.Getpid() && p.name != "", "got %+v, want process %d", p, os.Getpid())
+		assert.True(t, p.taken && p.owner == os.Getpid() && p.ownerName != "", "got %+v, want process %d", p, os.Getpid())
 	}
 }
 

@@ -26,19 +26,19 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// kvmFacts are about the acceleration of machines.
+// kvmFacts are facts about the acceleration of machines.
 type kvmFacts struct {
-	requested string // --qemu-accel
+	requested string // the value of --qemu-accel
 	user      User
-	device    error // why Drover, or a machine's user, may not open the device
-	group     string
-	processor string // the module that the processor needs; empty without virtualisation
-	probed    bool
-	probe     error // why no guest ran
+	device    error  // why Drover, or a machine's user, may not open the device
+	group     string // the group of the device
+	module    string // the kernel module for the processor; empty if it does not support virtualisation
+	probed    bool   // a guest was started
+	probe     error  // why the guest did not run
 }
 
 func gatherKVM(ctx context.Context, h *Host) kvmFacts {
-	f := kvmFacts{requested: h.QEMU.Accel, user: h.User, processor: findProcessor(), group: groupOfFile(launch.KVMDevice)}
+	f := kvmFacts{requested: h.QEMU.Accel, user: h.User, module: findModule(), group: groupOfFile(launch.KVMDevice)}
 	users, err := h.machineUsers()
 	if err != nil {
 		f.device = err
@@ -53,14 +53,14 @@ func gatherKVM(ctx context.Context, h *Host) kvmFacts {
 		return f
 	}
 	f.probed, f.probe = true, machine.NewAccelerator(machine.AccelKVM, program, h.Clock, logr.Discard()).Probe(ctx)
-	if errors.Is(f.probe, launch.ErrNoUser) { // another check says so
+	if errors.Is(f.probe, launch.ErrNoUser) { // the check machine-user reports this
 		f.probed = false
 	}
 	return f
 }
 
-// machineProgram returns the QEMU that machines run on. Root runs none that another user could change,
-// even as that user.
+// machineProgram returns the QEMU that machines run on. If root has started the command, it returns an error for a QEMU
+// that another user could change, even if the command now runs as that user.
 func (h *Host) machineProgram(users *launch.Users) (*machine.Program, error) {
 	name := h.QEMU.Binary
 	if path, err := exec.LookPath(name); err == nil && h.ByRoot {
@@ -72,9 +72,9 @@ func (h *Host) machineProgram(users *launch.Users) (*machine.Program, error) {
 	return &machine.Program{Name: name, Users: users, Log: logr.Discard()}, nil
 }
 
-// findProcessor returns the kernel module that gives machines this processor's
-// virtualisation, or "".
-func findProcessor() string {
+// findModule returns the kernel module for the virtualisation of this processor, or "" if the
+// processor does not support virtualisation.
+func findModule() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
 		return ""
@@ -96,7 +96,7 @@ func findProcessor() string {
 	return ""
 }
 
-// groupOfFile returns the name of a file's group, "" if it has none but root's.
+// groupOfFile returns the name of a file's group, or "" if it is the group of root.
 func groupOfFile(path string) string {
 	var info syscall.Stat_t
 	if err := syscall.Stat(path, &info); err != nil || info.Gid == 0 {
@@ -122,17 +122,17 @@ func judgeKVM(f kvmFacts) []findings.Finding {
 	switch {
 	case errors.Is(f.device, errOtherUser):
 		return oneFinding(findings.Note("%s: %v", launch.KVMDevice, f.device))
-	case errors.Is(f.device, fs.ErrNotExist) && f.processor != "":
+	case errors.Is(f.device, fs.ErrNotExist) && f.module != "":
 		return oneFinding(problem("there is no %s, though the processor could have one", launch.KVMDevice).Means("%s", meaning).
-			FixedBy("load the kernel's module").FixedByCommand("sudo modprobe %s", f.processor))
+			FixedBy("load the kernel's module").FixedByCommand("sudo modprobe %s", f.module))
 	case errors.Is(f.device, fs.ErrNotExist):
 		return oneFinding(problem("there is no %s, and the processor shows no virtualisation", launch.KVMDevice).Means("%s", meaning).
 			FixedBy("on hardware, turn on VT-x or AMD-V in the firmware; in a virtual machine, turn on nested virtualisation on its host"))
 	case f.device != nil:
 		return oneFinding(fixDevice(problem("%v", f.device).Means("%s", meaning), f))
 	case f.probed && f.probe != nil:
-		return oneFinding(problem("%s opens, and no guest runs under it: %v", launch.KVMDevice, f.probe).Means("%s", meaning).
-			FixedBy("in a virtual machine, its host may not support nested virtualisation well"))
+		return oneFinding(problem("%s opens, but a guest does not run under it: %v", launch.KVMDevice, f.probe).Means("%s", meaning).
+			FixedBy("if this is a virtual machine, its host may not support nested virtualisation well"))
 	case f.probed:
 		return oneFinding(findings.OK("a guest ran under %s", launch.KVMDevice))
 	}
@@ -143,25 +143,25 @@ func judgeKVM(f kvmFacts) []findings.Finding {
 func fixDevice(problem findings.Finding, f kvmFacts) findings.Finding {
 	switch {
 	case f.group != "" && !f.user.isRoot():
-		return problem.FixedBy("add user %s to the group of the device, then start its Drover again", f.user.Name).
+		return problem.FixedBy("add user %s to the group of the device, then start Drover again", f.user.Name).
 			FixedByCommand("sudo usermod --append --groups %s %s", printable.ShellWord(f.group), printable.ShellWord(f.user.Name))
 	case f.group == "":
-		return problem.FixedBy("give the device a group; udev does that once QEMU's package is installed").
+		return problem.FixedBy("give the device a group; udev does so once QEMU's package is installed").
 			FixedByCommand("sudo chgrp kvm %s && sudo chmod 660 %[1]s", launch.KVMDevice)
 	}
 	return problem.FixedByCommand("sudo chmod 660 %s", launch.KVMDevice)
 }
 
-// cgroupFacts are about the limits of CPU time of machines.
+// cgroupFacts are facts about the limits of machines' CPU time.
 type cgroupFacts struct {
-	folder cgroup.Folder
-	err    error // why no group can be made
-	runs   bool  // these are the groups of the Drover that runs
+	folder   cgroup.Folder
+	err      error // why a group cannot be created in folder
+	isDrover bool  // folder is the group of the running Drover, not of the caller
 }
 
 func gatherCgroup(_ context.Context, h *Host) cgroupFacts {
-	f := cgroupFacts{runs: h.runs()}
-	if f.runs {
+	f := cgroupFacts{isDrover: h.isDroverRunning()}
+	if f.isDrover {
 		f.folder, f.err = cgroup.FindOf(h.PID)
 	} else {
 		f.folder, f.err = cgroup.Find()
@@ -177,35 +177,35 @@ func judgeCgroup(f cgroupFacts) []findings.Finding {
 	if f.folder.Unified {
 		version = 2
 	}
-	of := "of this shell"
-	if f.runs {
-		of = "of Drover"
+	owner := "of this shell"
+	if f.isDrover {
+		owner = "of Drover"
 	}
 	switch {
 	case errors.Is(f.err, errOtherUser):
 		return oneFinding(findings.Note("%v", f.err))
 	case f.err != nil:
-		return oneFinding(findings.Note("control groups (version %d) %s cannot be divided: %v", version, of, f.err).
+		return oneFinding(findings.Note("control groups (version %d) %s cannot be divided: %v", version, owner, f.err).
 			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").
 			FixedBy("run Drover as the service of config/systemd, which has Delegate=cpu, with systemd 254 or newer"))
 	}
-	return oneFinding(findings.OK("version %d; the group %s can be divided: %s", version, of, f.folder.Path))
+	return oneFinding(findings.OK("version %d; the group %s can be divided: %s", version, owner, f.folder.Path))
 }
 
-// confinementFacts are about what confines machines.
+// confinementFacts are facts about the confinement of machines.
 type confinementFacts struct {
-	abi       int // of Landlock, as machines have it
-	landlock  error
-	filters   bool
-	exposures []string
-	noQEMU    bool
+	abi       int      // the version of Landlock that confines machines
+	landlock  error    // why Landlock does not confine machines
+	filters   bool     // system calls are filtered
+	exposures []string // parts of the host that the machines' users can reach
+	noQEMU    bool     // QEMU could not be run, so abi is the kernel's version
 }
 
 func gatherConfinement(ctx context.Context, h *Host) confinementFacts {
 	f := confinementFacts{abi: confine.ABI(), filters: confine.FiltersCalls()}
 	users, err := h.machineUsers()
 	if err != nil {
-		users = &launch.Users{} // another check says so
+		users = &launch.Users{} // the check machine-user reports the error
 	}
 	f.exposures = users.FindExposuresOf(h.User.ID, h.User.allGroups(), h.QEMU.Dir)
 	program, err := h.machineProgram(users)
@@ -242,7 +242,7 @@ func judgeConfinement(f confinementFacts) []findings.Finding {
 			Means("A guest that breaks out of QEMU can use every system call of the kernel."))
 	}
 	for _, exposure := range f.exposures {
-		all = append(all, findings.Warning("%s", exposure).Means("This gives away more of the host than the confinement of machines makes up for."))
+		all = append(all, findings.Warning("%s", exposure).Means("The confinement of machines cannot make up for this access to the host."))
 	}
 	return all
 }

@@ -11,24 +11,25 @@ import (
 	"cloudnative.tw/drover/internal/inotify"
 )
 
-// How many inotify instances a start of Drover takes, for its drivers and for the files of
-// certificates, and how many more a driver needs that watches its folder again.
+// startInstances is how many inotify instances a start of Drover takes, for its drivers and for the
+// files of certificates. runInstances is how many more a running Drover may need, when a driver
+// watches its folder again.
 const (
-	instancesOfStart = 12
-	instancesOfRun   = 2
+	startInstances = 12
+	runInstances   = 2
 )
 
-// inotifyFacts are about the watches of files.
+// inotifyFacts are facts about the watches of files.
 type inotifyFacts struct {
 	user  User
-	count int
-	err   error // why so many more cannot be had
+	count int   // how many more instances Drover needs
+	err   error // why the user cannot have them
 }
 
 func gatherInotify(_ context.Context, h *Host) inotifyFacts {
-	f := inotifyFacts{user: h.User, count: instancesOfStart}
-	if h.runs() {
-		f.count = instancesOfRun
+	f := inotifyFacts{user: h.User, count: startInstances}
+	if h.isDroverRunning() {
+		f.count = runInstances
 	}
 	f.err = h.User.tryAs(func() error { return inotify.Check(f.count, "/") })
 	return f
@@ -36,13 +37,13 @@ func gatherInotify(_ context.Context, h *Host) inotifyFacts {
 
 func judgeInotify(f inotifyFacts) []findings.Finding {
 	if errors.Is(f.err, errOtherUser) {
-		return oneFinding(findings.Note("whether files can be watched: %v", f.err))
+		return oneFinding(findings.Note("whether files can be watched is unknown: %v", f.err))
 	}
 	if f.err == nil {
 		return oneFinding(findings.OK("user %s can watch files", f.user.Name))
 	}
-	found := findings.Error("user %s cannot watch %d folders more: %v", f.user.Name, f.count, f.err).
-		Means("Drivers qemu and fake are unavailable, and renewed certificates are read late. Other programs of the user take what the host allows.")
+	found := findings.Error("user %s cannot watch %d more folders: %v", f.user.Name, f.count, f.err).
+		Means("Drivers qemu and fake are unavailable, and renewed certificates are read late. Other programs of the user use up the limit of the host.")
 	if limit, ok := errors.AsType[*inotify.LimitError](f.err); ok {
 		return oneFinding(found.FixedBy("raise the limit, also for the next boot: write %q into /etc/sysctl.d/60-drover.conf", limit.Line).FixedByCommand("%s", limit.Command))
 	}

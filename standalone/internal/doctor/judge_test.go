@@ -76,7 +76,7 @@ func TestJudgeServed(t *testing.T) {
 	lenient.policy = new(admissionv1.Ignore)
 	wantJudged(t, map[string]judged{
 		"stopped":            {judgeServed(servedFacts{stopped: true}), "", nil},
-		"served":             {judgeServed(servedFacts{crd: served, asked: 2}), ok, []string{"webhooks that are asked about them: 2"}},
+		"served":             {judgeServed(servedFacts{crd: served, webhooks: 2}), ok, []string{"webhooks that it calls for them: 2"}},
 		"no answer":          {judgeServed(servedFacts{err: syscall.ECONNREFUSED}), warning, []string{"connection refused"}},
 		"deleted":            {judgeServed(servedFacts{}), mistaken, []string{crdName, "start drover up again"}},
 		"being deleted":      {judgeServed(servedFacts{crd: going}), mistaken, []string{"is being deleted", "start drover up again"}},
@@ -114,17 +114,17 @@ func TestJudgeHost(t *testing.T) {
 	wantJudged(t, map[string]judged{
 		"kvm: a guest ran":                  {judgeKVM(kvmFacts{requested: "auto", user: root, probed: true}), ok, []string{"a guest ran"}},
 		"kvm: opens":                        {judgeKVM(kvmFacts{requested: "auto", user: plain}), ok, []string{"as user drover"}},
-		"kvm: no guest runs":                {judgeKVM(kvmFacts{requested: "auto", probed: true, probe: errors.New("a guest did not run within 3s")}), warning, []string{"within 3s", "nested"}},
-		"kvm: module":                       {judgeKVM(kvmFacts{requested: "auto", device: missing, processor: "kvm_amd"}), warning, []string{"modprobe kvm_amd"}},
+		"kvm: no guest runs":                {judgeKVM(kvmFacts{requested: "auto", probed: true, probe: errors.New("the probe guest did not finish under KVM within 3s")}), warning, []string{"within 3s", "nested"}},
+		"kvm: module":                       {judgeKVM(kvmFacts{requested: "auto", device: missing, module: "kvm_amd"}), warning, []string{"modprobe kvm_amd"}},
 		"kvm: no virtualisation":            {judgeKVM(kvmFacts{requested: "auto", device: missing}), warning, []string{"VT-x", "nested"}},
-		"kvm: required":                     {judgeKVM(kvmFacts{requested: "kvm", device: missing, processor: "kvm_intel"}), mistaken, []string{"do not start"}},
+		"kvm: required":                     {judgeKVM(kvmFacts{requested: "kvm", device: missing, module: "kvm_intel"}), mistaken, []string{"do not start"}},
 		"kvm: group":                        {judgeKVM(kvmFacts{requested: "auto", user: plain, device: denied, group: "kvm"}), warning, []string{"usermod --append --groups kvm drover"}},
 		"kvm: group, a user of a domain":    {judgeKVM(kvmFacts{requested: "auto", user: ofDomain, device: denied, group: "kvm"}), warning, []string{`usermod --append --groups kvm 'CORP\a b'`}},
 		"kvm: no group":                     {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied}), warning, []string{"chgrp kvm /dev/kvm && sudo chmod 660 /dev/kvm"}},
 		"kvm: a group that may not":         {judgeKVM(kvmFacts{requested: "auto", user: root, device: denied, group: "kvm"}), warning, []string{"sudo chmod 660 /dev/kvm"}},
 		"kvm: another user's, as asked":     {judgeKVM(kvmFacts{requested: "auto", user: plain, device: errOtherUser}), note, nil},
 		"kvm: tcg as asked":                 {judgeKVM(kvmFacts{requested: "tcg", device: missing}), note, []string{"--qemu-accel=tcg"}},
-		"cgroup: divided":                   {judgeCgroup(cgroupFacts{folder: cgroup.Folder{Path: "/sys/fs/cgroup/x", Unified: true}, runs: true}), ok, []string{"version 2", "of Drover", "/sys/fs/cgroup/x"}},
+		"cgroup: divided":                   {judgeCgroup(cgroupFacts{folder: cgroup.Folder{Path: "/sys/fs/cgroup/x", Unified: true}, isDrover: true}), ok, []string{"version 2", "of Drover", "/sys/fs/cgroup/x"}},
 		"cgroup: not writable":              {judgeCgroup(cgroupFacts{err: denied}), note, []string{"version 1", "of this shell", "Delegate=cpu"}},
 		"cgroup: another user's, as asked":  {judgeCgroup(cgroupFacts{err: errOtherUser}), note, nil},
 		"inotify: enough":                   {judgeInotify(inotifyFacts{user: plain}), ok, []string{"user drover"}},
@@ -146,21 +146,21 @@ func TestJudgeHost(t *testing.T) {
 
 func TestJudgeEngines(t *testing.T) {
 	t.Parallel()
-	old := errors.New("qemu: it is version 5.2, and 6.2 or newer is needed")
+	old := errors.New("qemu is version 5.2, and 6.2 or newer is needed")
 	wantJudged(t, map[string]judged{
 		"qemu: there":               {judgeQEMU(qemuFacts{name: "/usr/bin/qemu-system-x86_64", version: "8.2.2"}), ok, []string{"8.2.2", "6.2"}},
-		"qemu: missing":             {judgeQEMU(qemuFacts{missing: errors.New("it is not installed"), install: "sudo apt-get install qemu-system-x86"}), note, []string{"apt-get"}},
-		"qemu: missing and wanted":  {judgeQEMU(qemuFacts{need: needed, missing: errors.New("it is not installed")}), mistaken, []string{"cannot run servers"}},
-		"qemu: old":                 {judgeQEMU(qemuFacts{version: "5.2", err: old}), note, []string{"6.2 or newer"}},
-		"qemu: old and wanted":      {judgeQEMU(qemuFacts{need: needed, version: "5.2", err: old}), mistaken, []string{"--qemu-binary"}},
-		"qemu: no engine at all":    {judgeQEMU(qemuFacts{need: lastHope, missing: errors.New("it is not installed")}), mistaken, []string{"drover up does not start", "--vm-driver"}},
-		"docker: no engine at all":  {judgeDocker(dockerFacts{need: lastHope, err: errors.New("out of reach"), install: "sudo apt-get install docker.io"}), mistaken, []string{"drover up does not start", "apt-get"}},
+		"qemu: missing":             {judgeQEMU(qemuFacts{versionErr: errors.New("it is not installed"), install: "sudo apt-get install qemu-system-x86"}), note, []string{"apt-get"}},
+		"qemu: missing and wanted":  {judgeQEMU(qemuFacts{need: needed, versionErr: errors.New("it is not installed")}), mistaken, []string{"cannot run servers"}},
+		"qemu: old":                 {judgeQEMU(qemuFacts{version: "5.2", checkErr: old}), note, []string{"6.2 or newer"}},
+		"qemu: old and wanted":      {judgeQEMU(qemuFacts{need: needed, version: "5.2", checkErr: old}), mistaken, []string{"--qemu-binary"}},
+		"qemu: no engine at all":    {judgeQEMU(qemuFacts{need: lastCandidate, versionErr: errors.New("it is not installed")}), mistaken, []string{"drover up needs one of them to start", "--vm-driver"}},
+		"docker: no engine at all":  {judgeDocker(dockerFacts{need: lastCandidate, err: errors.New("unreachable"), install: "sudo apt-get install docker.io"}), mistaken, []string{"drover up needs one of them to start", "apt-get"}},
 		"docker: there":             {judgeDocker(dockerFacts{address: "unix:///s", versions: engine.Versions{Engine: "28.2.2", API: "1.50"}}), ok, []string{"28.2.2", "1.50", "at /s"}},
-		"docker: not the caller's":  {judgeDocker(dockerFacts{user: plain, isDenied: true, access: errOtherUser, err: errors.New("denied")}), note, []string{"you may not", "drover"}},
-		"docker: away":              {judgeDocker(dockerFacts{err: errors.New("out of reach")}), note, []string{"DOCKER_HOST"}},
-		"docker: away and wanted":   {judgeDocker(dockerFacts{need: needed, err: errors.New("out of reach")}), mistaken, []string{"go on running"}},
-		"docker: not Drover's":      {judgeDocker(dockerFacts{user: plain, access: syscall.EACCES}), note, []string{"drover may not use it", "--groups docker drover"}},
-		"docker: denied and wanted": {judgeDocker(dockerFacts{need: needed, user: plain, access: syscall.EACCES, err: errors.New("denied")}), mistaken, []string{"--groups docker drover"}},
+		"docker: not the caller's":  {judgeDocker(dockerFacts{user: plain, isDenied: true, accessErr: errOtherUser, err: errors.New("denied")}), note, []string{"you may not", "drover"}},
+		"docker: away":              {judgeDocker(dockerFacts{err: errors.New("unreachable")}), note, []string{"DOCKER_HOST"}},
+		"docker: away and wanted":   {judgeDocker(dockerFacts{need: needed, err: errors.New("unreachable")}), mistaken, []string{"go on running"}},
+		"docker: not Drover's":      {judgeDocker(dockerFacts{user: plain, accessErr: syscall.EACCES}), note, []string{"drover may not use it", "--groups docker drover"}},
+		"docker: denied and wanted": {judgeDocker(dockerFacts{need: needed, user: plain, accessErr: syscall.EACCES, err: errors.New("denied")}), mistaken, []string{"--groups docker drover"}},
 	})
 }
 
@@ -176,7 +176,7 @@ func TestNeeds(t *testing.T) {
 		"named":                  {list: "qemu,docker", want: needed},
 		"another is named":       {list: "fake", want: unneeded},
 		"has run here":           {list: "auto", known: []engines.Engine{{Driver: "docker"}}, want: needed},
-		"any, and there is none": {list: "auto", want: lastHope},
+		"any, and there is none": {list: "auto", want: lastCandidate},
 		"any, and another runs":  {list: "auto", otherAnswers: true, want: unneeded},
 	} {
 		h := &Host{Known: c.known}
@@ -194,7 +194,7 @@ func TestJudgeInstallation(t *testing.T) {
 	}
 	wantJudged(t, map[string]judged{
 		"data-dir: private":                 {judgeDataDir(at(dataDirFacts{mode: 0o700})), ok, []string{"/data, private"}},
-		"data-dir: another's settings":      {judgeDataDir(at(dataDirFacts{mode: 0o700, ignored: errors.New("state.json is not read: another user owns it")})), warning, []string{"another user owns it", "not taken"}},
+		"data-dir: another's settings":      {judgeDataDir(at(dataDirFacts{mode: 0o700, ignored: errors.New("state.json is not read: another user owns it")})), warning, []string{"another user owns it", "do not use the settings"}},
 		"data-dir: settings not to be read": {judgeDataDir(at(dataDirFacts{mode: 0o700, ignored: fs.ErrPermission})), note, []string{"sudo drover doctor"}},
 		"data-dir: open":                    {judgeDataDir(at(dataDirFacts{mode: 0o755})), warning, []string{"0755", "chmod 700 /data"}},
 		"data-dir: none yet":                {judgeDataDir(at(dataDirFacts{missing: true})), note, []string{"no /data yet"}},
@@ -217,7 +217,7 @@ func TestJudgeInstallation(t *testing.T) {
 		"disk: small and empty":             {judgeDisks([]diskFacts{{free: 900 << 20, total: 1 << 30}}), ok, nil},
 		"disk: full":                        {judgeDisks([]diskFacts{{free: 100 << 20, total: 100 << 30}}), mistaken, []string{"200 MiB"}},
 		"disk: promised":                    {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30, promised: 60 << 30}}), warning, []string{"grow by 60 GiB"}},
-		"disk: no inodes":                   {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30, ofNodes: 1000, inodes: 3}}), warning, []string{"3 more files"}},
+		"disk: no inodes":                   {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30, totalInodes: 1000, freeInodes: 3}}), warning, []string{"3 more files"}},
 		"disk: counts no inodes":            {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30}}), ok, nil},
 		"disk: read-only":                   {judgeDisks([]diskFacts{{free: 50 << 30, total: 100 << 30, readOnly: true}}), mistaken, []string{"read-only"}},
 		"disk: unknown":                     {judgeDisks([]diskFacts{{path: "/data", err: syscall.EIO}}), warning, nil},
@@ -238,13 +238,13 @@ func TestJudgePorts(t *testing.T) {
 	}
 	wantJudged(t, map[string]judged{
 		"free":                  {judge(portFacts{}), ok, []string{"port 6443 on 127.0.0.1 (--port) is free"}},
-		"taken":                 {judge(portFacts{taken: true, by: 7, name: "nginx"}), mistaken, []string{"nginx (process 7)", "drover up --port 0"}},
+		"taken":                 {judge(portFacts{taken: true, owner: 7, ownerName: "nginx"}), mistaken, []string{"nginx (process 7)", "drover up --port 0"}},
 		"in use by another":     {judge(portFacts{taken: true}), mistaken, []string{"another program"}},
-		"taken at first":        {judge(portFacts{taken: true, first: true}), note, []string{"another port"}},
+		"taken at first":        {judge(portFacts{taken: true, isPreferred: true}), note, []string{"another port"}},
 		"metrics taken":         {judge(portFacts{flag: "--metrics-bind-address", taken: true}), mistaken, []string{"--metrics-bind-address"}},
-		"Drover's":              {judge(portFacts{runs: true, ready: true, taken: true, by: 42}), ok, []string{"is Drover's"}},
+		"Drover's":              {judge(portFacts{runs: true, ready: true, taken: true, owner: 42}), ok, []string{"is Drover's"}},
 		"Drover's, perhaps":     {judge(portFacts{runs: true, ready: true, taken: true}), ok, nil},
-		"another's":             {judge(portFacts{runs: true, ready: true, taken: true, by: 7, name: "nginx"}), mistaken, []string{"nginx"}},
+		"another's":             {judge(portFacts{runs: true, ready: true, taken: true, owner: 7, ownerName: "nginx"}), mistaken, []string{"nginx"}},
 		"none listens":          {judge(portFacts{runs: true, ready: true}), mistaken, []string{"no program listens"}},
 		"not yet, as asked":     {judge(portFacts{runs: true}), note, []string{"yet"}},
 		"cannot be read at all": {judgePorts(portsFacts{err: fs.ErrPermission}), note, nil},
@@ -261,8 +261,8 @@ func TestJudgeStore(t *testing.T) {
 	}
 	wantJudged(t, map[string]judged{
 		"store: stopped": {judgeStore(storeFacts{skipped: true}), "", nil},
-		"store: unknown": {judgeStore(storeFacts{err: fs.ErrPermission}), note, []string{"does not say"}},
-		"store: room":    {judgeStore(usage(50, false)), ok, []string{"objects use 50 MiB of the 100 MiB", "90 MiB are in use"}},
+		"store: unknown": {judgeStore(storeFacts{err: fs.ErrPermission}), note, []string{"is unknown"}},
+		"store: room":    {judgeStore(usage(50, false)), ok, []string{"objects use 50 MiB of the 100 MiB", "90 MiB is in use"}},
 		"store: crowded": {judgeStore(usage(75, false)), warning, []string{"blue 20 MiB", "drover kubectl --namespace blue", "--store-quota"}},
 		"store: full":    {judgeStore(usage(90, true)), mistaken, []string{"Deletions work", "--namespace blue"}},
 	})

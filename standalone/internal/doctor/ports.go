@@ -20,20 +20,20 @@ import (
 	"cloudnative.tw/drover/standalone/internal/port"
 )
 
-// portFacts are about an address that Drover listens on, or would.
+// portFacts are facts about an address that Drover listens on, or will listen on.
 type portFacts struct {
 	flag    string
 	address string
 	port    int
-	// first is set for the port that a first start prefers, and may do without.
-	first bool
-	runs  bool
-	ready bool
-	pid   int // of Drover
-	taken bool
-	by    int    // the process that listens, 0 if that is not known
-	name  string // of its program
-	move  string // the command that takes another port
+	// isPreferred is set if no start has chosen a port yet: the first start prefers this port.
+	isPreferred bool
+	runs        bool
+	ready       bool
+	pid         int // the process of Drover
+	taken       bool
+	owner       int    // the process that listens, 0 if it is unknown
+	ownerName   string // the name of its program
+	move        string // the command that takes another port
 }
 
 type portsFacts struct {
@@ -45,18 +45,18 @@ func gatherPorts(ctx context.Context, h *Host) portsFacts {
 	f := portsFacts{}
 	listeners, err := findListeners()
 	if _, kept := h.Layout.Port(); err == nil && errors.Is(kept, fs.ErrPermission) {
-		err = kept // it may be another one than the flags say
+		err = kept // the kept port may differ from the port of the flags
 	}
 	if err != nil {
 		return portsFacts{err: err}
 	}
 	_, notReady := os.Stat(h.Layout.Ready())
 	for _, p := range h.expectedPorts() {
-		p.runs, p.ready, p.pid, p.move = h.runs(), notReady == nil, h.PID, h.commandLine("up --port 0")
+		p.runs, p.ready, p.pid, p.move = h.isDroverRunning(), notReady == nil, h.PID, h.commandLine("up --port 0")
 		for _, l := range listeners {
 			if l.coversPort(p) {
 				p.taken = true
-				p.by, p.name = findSocketOwner(ctx, l.inode)
+				p.owner, p.ownerName = findSocketOwner(ctx, l.inode)
 			}
 		}
 		f.ports = append(f.ports, p)
@@ -69,11 +69,11 @@ func gatherPorts(ctx context.Context, h *Host) portsFacts {
 func (h *Host) expectedPorts() []portFacts {
 	kept, err := h.Layout.Port()
 	api := portFacts{flag: "--port", address: h.BindAddress, port: h.Port}
-	if err == nil && kept != 0 && (api.port == 0 || h.runs()) {
+	if err == nil && kept != 0 && (api.port == 0 || h.isDroverRunning()) {
 		api.port = kept
 	}
 	if api.port == 0 {
-		api.port, api.first = port.Default, true
+		api.port, api.isPreferred = port.Default, true
 	}
 	all := []portFacts{api}
 	for flag, address := range h.Addresses {
@@ -87,23 +87,24 @@ func (h *Host) expectedPorts() []portFacts {
 	return all
 }
 
-// listener is a TCP socket that listens.
+// listener is a listening TCP socket.
 type listener struct {
 	ip    net.IP
 	port  int
 	inode uint64
 }
 
-// coversPort reports whether a listener takes connections to an address, or keeps another from
-// listening there.
+// coversPort reports whether a listener accepts connections to the address of p, or prevents
+// another listener there.
 func (l listener) coversPort(p portFacts) bool {
 	wanted := net.ParseIP(p.address)
 	return l.port == p.port && (l.ip.IsUnspecified() || wanted == nil || wanted.IsUnspecified() || l.ip.Equal(wanted))
 }
 
-// findListeners reads the kernel's list: to open a port could keep Drover from getting it.
+// findListeners reads the kernel's list of sockets. Opening ports as a test could prevent Drover from
+// opening them.
 func findListeners() ([]listener, error) {
-	const listens = 0x0a
+	const stateListen = 0x0a
 	kernel, err := procfs.NewDefaultFS()
 	if err != nil {
 		return nil, err
@@ -117,14 +118,14 @@ func findListeners() ([]listener, error) {
 	}
 	var all []listener
 	for _, s := range sockets {
-		if s.St == listens {
+		if s.St == stateListen {
 			all = append(all, listener{s.LocalAddr, int(s.LocalPort), s.Inode}) //nolint:gosec // a port
 		}
 	}
 	return all, nil
 }
 
-// findSocketOwner returns the process that has a socket, as far as the caller may see it.
+// findSocketOwner returns the process that has a socket, or 0 if the caller may not see the process.
 func findSocketOwner(ctx context.Context, inode uint64) (pid int, name string) {
 	processes, err := procfs.AllProcs()
 	if err != nil {
@@ -156,17 +157,17 @@ func judgePorts(f portsFacts) []findings.Finding {
 
 func (p portFacts) judgePort() findings.Finding {
 	where := fmt.Sprintf("port %d on %s (%s)", p.port, p.address, p.flag)
-	isOther := p.taken && p.by != 0 && p.by != p.pid
+	isOther := p.taken && p.owner != 0 && p.owner != p.pid
 	switch {
 	case p.runs && isOther:
-		return findings.Error("%s is another program's: %s", where, p.ownerText()).Means("Clients of Drover reach that one instead.").FixedBy("stop it, then start Drover again")
+		return findings.Error("%s is another program's: %s", where, p.ownerText()).Means("Clients of Drover reach the other program instead.").FixedBy("stop the other program, then start Drover again")
 	case p.runs && p.taken:
 		return findings.OK("%s is Drover's", where)
 	case p.runs && p.ready:
-		return findings.Error("no program listens on %s", where).Means("Clients cannot reach Drover.").FixedBy("look into the log, then start Drover again")
+		return findings.Error("no program listens on %s", where).Means("Clients cannot reach Drover.").FixedBy("read the log of Drover, then start Drover again")
 	case p.runs:
 		return findings.Note("no program listens on %s yet", where)
-	case p.taken && p.first:
+	case p.taken && p.isPreferred:
 		return findings.Note("%s is in use by %s", where, p.ownerText()).Means("The first start takes another port, and keeps it.")
 	case p.taken && p.flag == "--port":
 		return findings.Error("%s is in use by %s", where, p.ownerText()).Means("drover up does not start: it keeps its port, which kubeconfigs name.").
@@ -178,8 +179,8 @@ func (p portFacts) judgePort() findings.Finding {
 }
 
 func (p portFacts) ownerText() string {
-	if p.by == 0 {
+	if p.owner == 0 {
 		return "another program"
 	}
-	return fmt.Sprintf("%s (process %d)", p.name, p.by)
+	return fmt.Sprintf("%s (process %d)", p.ownerName, p.owner)
 }

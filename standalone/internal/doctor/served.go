@@ -28,13 +28,13 @@ import (
 // crdName is the name of the CustomResourceDefinition of VirtualMachines.
 const crdName = "virtualmachines.cloudnative.tw"
 
-// servedFacts are about what the API needs for Drover to work.
+// servedFacts are facts about the resources of the API, and the webhooks, that Drover depends on.
 type servedFacts struct {
-	stopped bool
-	err     error // why the API could not be asked
-	crd     *apiextensionsv1.CustomResourceDefinition
-	dead    []deadWebhook
-	asked   int // how many webhooks are about what Drover writes
+	stopped  bool
+	err      error // why the API could not be asked
+	crd      *apiextensionsv1.CustomResourceDefinition
+	dead     []deadWebhook
+	webhooks int // how many webhooks are called for resources that Drover writes
 }
 
 // deadWebhook is a webhook that does not answer.
@@ -45,18 +45,18 @@ type deadWebhook struct {
 }
 
 func gatherServed(ctx context.Context, h *Host) (f servedFacts) {
-	if !h.runs() {
+	if !h.isDroverRunning() {
 		f.stopped = true
 		return f
 	}
-	all, err := f.askAPI(ctx, h)
+	all, err := f.readAPI(ctx, h)
 	f.err = err
 	f.findDead(ctx, all)
 	return f
 }
 
-// askAPI reads the definition of VirtualMachines, and returns all webhooks.
-func (f *servedFacts) askAPI(ctx context.Context, h *Host) ([]webhook, error) {
+// readAPI reads the definition of VirtualMachines, and returns all webhooks.
+func (f *servedFacts) readAPI(ctx context.Context, h *Host) ([]webhook, error) {
 	config, err := h.ClientConfig()
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (f *servedFacts) askAPI(ctx context.Context, h *Host) ([]webhook, error) {
 	return listWebhooks(ctx, registrations)
 }
 
-// webhook is a validating or a mutating one.
+// webhook is a validating or mutating webhook.
 type webhook struct {
 	kind, configuration, name string
 	client                    admissionv1.WebhookClientConfig
@@ -109,14 +109,15 @@ func listWebhooks(ctx context.Context, client admission.AdmissionregistrationV1I
 	return all, nil
 }
 
-// maxAsked bounds how many webhooks are connected to.
-const maxAsked = 50
+// maxWebhooks bounds how many webhooks findDead connects to.
+const maxWebhooks = 50
 
-// findDead connects to the webhooks that are asked about what Drover writes.
+// findDead connects to the webhooks that are called for resources that Drover writes, and finds those that do not
+// answer.
 func (f *servedFacts) findDead(ctx context.Context, all []webhook) {
 	all = slices.DeleteFunc(all, func(w webhook) bool { return len(w.concernedResources()) == 0 })
-	all = all[:min(len(all), maxAsked)]
-	f.asked = len(all)
+	all = all[:min(len(all), maxWebhooks)]
+	f.webhooks = len(all)
 	found := make([]error, len(all))
 	var connecting sync.WaitGroup
 	for i, w := range all {
@@ -130,23 +131,23 @@ func (f *servedFacts) findDead(ctx context.Context, all []webhook) {
 	}
 }
 
-// written are the resources that Drover writes. It cannot work without VirtualMachines, nor be
-// elected without Leases.
-var written = []struct{ group, resource string }{
+// writtenResources are the resources that Drover writes. Without VirtualMachines it cannot work, and without Leases
+// it cannot be elected.
+var writtenResources = []struct{ group, resource string }{
 	{"cloudnative.tw", "virtualmachines"}, {"cloudnative.tw", "virtualmachines/status"}, {"coordination.k8s.io", "leases"}, {"events.k8s.io", "events"}, {"", "events"},
 }
 
-// concernedResources returns the resources of Drover's that a webhook is asked about.
+// concernedResources returns the writtenResources for which a webhook is called.
 func (w *webhook) concernedResources() (names []string) {
-	for _, r := range written {
-		if w.isAskedAbout(r.group, r.resource) {
+	for _, r := range writtenResources {
+		if w.isCalledFor(r.group, r.resource) {
 			names = append(names, strings.TrimSuffix(r.resource+"."+r.group, "."))
 		}
 	}
 	return names
 }
 
-func (w *webhook) isAskedAbout(group, resource string) bool {
+func (w *webhook) isCalledFor(group, resource string) bool {
 	for _, rule := range w.rules {
 		if matchesAny(rule.APIGroups, group) && matchesAny(rule.Resources, resource) {
 			return true
@@ -155,8 +156,8 @@ func (w *webhook) isAskedAbout(group, resource string) bool {
 	return false
 }
 
-// matchesAny reports whether a list of a rule has a name. As in rules, "*" is for all names but
-// those of subresources, and "a/*" for a and its subresources.
+// matchesAny reports whether a pattern of a webhook's rule matches a name. The pattern "*" matches all names
+// except those of subresources, and "a/*" matches a and its subresources.
 func matchesAny(patterns []string, name string) bool {
 	resource, sub, _ := strings.Cut(name, "/")
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
@@ -165,16 +166,16 @@ func matchesAny(patterns []string, name string) bool {
 	})
 }
 
-// connectTimeout bounds the connection to a webhook.
+// connectTimeout is how long the connection to a webhook may take.
 const connectTimeout = 2 * time.Second
 
-// connectOnce returns why a webhook does not answer.
+// connectOnce connects to a webhook, and returns an error if the webhook does not answer.
 func (w *webhook) connectOnce(ctx context.Context) error {
 	switch {
 	case w.client.Service != nil:
-		return fmt.Errorf("no Service answers here, and it is at %s/%s", w.client.Service.Namespace, w.client.Service.Name)
+		return fmt.Errorf("the webhook is at Service %s/%s, but this cluster does not run Services", w.client.Service.Namespace, w.client.Service.Name)
 	case w.client.URL == nil:
-		return errors.New("it has neither a Service nor a URL")
+		return errors.New("the webhook has neither a Service nor a URL")
 	}
 	u, err := url.Parse(*w.client.URL)
 	if err != nil {
@@ -194,7 +195,7 @@ func judgeServed(f servedFacts) []findings.Finding {
 		return nil
 	case f.err != nil:
 		return oneFinding(findings.Warning("the API could not be asked for its resources: %v", f.err).
-			Means("Whether it serves VirtualMachines, and which webhooks it waits for, is unknown. drover status says whether it is ready."))
+			Means("Whether the API serves VirtualMachines, and which webhooks it waits for, is unknown. drover status says whether the API is ready."))
 	}
 	found := judgeCRD(f.crd)
 	for _, w := range f.dead {
@@ -203,22 +204,22 @@ func judgeServed(f servedFacts) []findings.Finding {
 	if len(found) > 0 {
 		return found
 	}
-	return oneFinding(findings.OK("the API serves VirtualMachines; webhooks that are asked about them: %d", f.asked))
+	return oneFinding(findings.OK("the API serves VirtualMachines; webhooks that it calls for them: %d", f.webhooks))
 }
 
 func judgeCRD(crd *apiextensionsv1.CustomResourceDefinition) []findings.Finding {
-	const meaning = "Somebody has deleted it, and with it all VirtualMachines. No server is started, and kubectl vm finds none."
+	const meaning = "Somebody has deleted the definition, and with it all VirtualMachines. No server is started, and kubectl vm does not find VMs."
 	switch {
 	case crd == nil:
 		return oneFinding(findings.Error("the API lacks the CustomResourceDefinition %s", crdName).Means(meaning).
 			FixedBy("start drover up again, which installs it, and apply your manifests"))
 	case crd.DeletionTimestamp != nil:
-		return oneFinding(findings.Error("CustomResourceDefinition %s is being deleted", crdName).Means("%s It goes once Drover has removed all servers.", meaning).
-			FixedBy("wait until it is gone, start drover up again, which installs it, and apply your manifests"))
+		return oneFinding(findings.Error("CustomResourceDefinition %s is being deleted", crdName).Means("%s The definition disappears once Drover has removed all servers.", meaning).
+			FixedBy("wait until the definition is gone, start drover up again, which installs it, and apply your manifests"))
 	}
 	for _, c := range crd.Status.Conditions {
 		if c.Type == apiextensionsv1.Established && c.Status != apiextensionsv1.ConditionTrue {
-			return oneFinding(findings.Error("CustomResourceDefinition %s is not served: %s", crdName, c.Message).Means("No server is started, and kubectl vm finds none.").
+			return oneFinding(findings.Error("CustomResourceDefinition %s is not served: %s", crdName, c.Message).Means("No server is started, and kubectl vm does not find VMs.").
 				FixedBy("remove what the message names, and start drover up again"))
 		}
 	}
@@ -228,10 +229,10 @@ func judgeCRD(crd *apiextensionsv1.CustomResourceDefinition) []findings.Finding 
 func judgeWebhook(w deadWebhook) findings.Finding {
 	problem, meaning := findings.Error, "kube-apiserver refuses writes of %s, of users and of Drover."
 	if w.policy != nil && *w.policy == admissionv1.Ignore {
-		problem, meaning = findings.Warning, "Each write of %s waits for it, as long as its timeoutSeconds say."
+		problem, meaning = findings.Warning, "Each write of %s waits for the webhook, as long as its timeoutSeconds."
 	}
 	return problem("webhook %s of %s %s does not answer: %v", w.name, w.kind, w.configuration, w.err).
 		Means(meaning, strings.Join(w.concernedResources(), ", ")).
-		FixedBy("start what should answer, or delete the configuration").
+		FixedBy("start the webhook's server, or delete the configuration").
 		FixedByCommand("drover kubectl delete %s %s", strings.ToLower(w.kind), w.configuration)
 }

@@ -19,7 +19,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
-// StoreUsage asks the API what it stores.
+// StoreUsage reads the usage of the API's store.
 func StoreUsage(ctx context.Context, client rest.Interface) (*storekeeper.Usage, error) {
 	text, err := client.Get().AbsPath(storekeeper.UsagePath).DoRaw(ctx)
 	if err != nil {
@@ -32,16 +32,16 @@ func StoreUsage(ctx context.Context, client rest.Interface) (*storekeeper.Usage,
 	return usage, nil
 }
 
-// storeFacts are about the store of the API.
+// storeFacts are facts about the store of the API.
 type storeFacts struct {
 	usage   *storekeeper.Usage
-	err     error // why the usage is not known
-	skipped bool  // Drover does not run
-	kubectl string
+	err     error  // why the usage is unknown
+	skipped bool   // Drover is not running
+	kubectl string // the command line of drover kubectl
 }
 
 func gatherStore(ctx context.Context, h *Host) storeFacts {
-	if !h.runs() {
+	if !h.isDroverRunning() {
 		return storeFacts{skipped: true}
 	}
 	f := storeFacts{kubectl: h.commandLine("kubectl")}
@@ -59,7 +59,7 @@ func gatherStore(ctx context.Context, h *Host) storeFacts {
 	return f
 }
 
-// warnPercent is the part of the quota from which on a large object may be refused already.
+// warnPercent is the percentage of the quota from which a check warns, before the store is crowded and refuses objects.
 const warnPercent = storequota.CrowdedPercent - 10
 
 func judgeStore(f storeFacts) []findings.Finding {
@@ -67,21 +67,21 @@ func judgeStore(f storeFacts) []findings.Finding {
 		return nil
 	}
 	if f.err != nil {
-		return oneFinding(findings.Note("the API does not say what it stores: %v", f.err).Means("Whether there is room for more objects is unknown."))
+		return oneFinding(findings.Note("the usage of the store is unknown: %v", f.err).Means("Whether there is room for more objects is unknown."))
 	}
 	u := f.usage
-	text := fmt.Sprintf("objects use %s of the %s that --store-quota allows; etcd's file has %s, of which %s are in use, and may grow to %s",
+	text := fmt.Sprintf("objects use %s of the %s that --store-quota allows; etcd's file is %s, of which %s is in use, and may grow to %s",
 		bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse), bytesize.Format(u.FileLimit))
 	switch {
 	case u.IsFull:
-		return oneFinding(f.addRemedy(findings.Error("%s: the file is full", text).Means("Nothing can be stored or changed. Deletions work, and Drover makes their room usable within seconds.")))
+		return oneFinding(f.addRemedy(findings.Error("%s: the file is full", text).Means("Nothing can be stored or changed. Deletions work, and Drover makes the freed space usable within seconds.")))
 	case u.Objects >= u.Quota/100*warnPercent:
-		return oneFinding(f.addRemedy(findings.Warning("%s", text).Means("Above %d %%, a namespace that has more than its share can store little more. The largest: %s.", storequota.CrowdedPercent, largestOf(u))))
+		return oneFinding(f.addRemedy(findings.Warning("%s", text).Means("Above %d %% of the quota, a namespace that exceeds its share can store only a little more. The largest namespaces: %s.", storequota.CrowdedPercent, formatLargest(u))))
 	}
 	return oneFinding(findings.OK("%s", text))
 }
 
-// addRemedy adds the commands that show and delete what the largest namespace has.
+// addRemedy adds the advice to delete objects, and the command that lists the objects of the largest namespace.
 func (f storeFacts) addRemedy(problem findings.Finding) findings.Finding {
 	problem = problem.FixedBy("delete objects that are not needed, or start Drover with a larger --store-quota, which needs more memory")
 	for _, n := range f.usage.Largest {
@@ -92,12 +92,13 @@ func (f storeFacts) addRemedy(problem findings.Finding) findings.Finding {
 	return problem
 }
 
-func largestOf(u *storekeeper.Usage) string {
+// formatLargest lists the largest namespaces with their sizes.
+func formatLargest(u *storekeeper.Usage) string {
 	parts := make([]string, 0, len(u.Largest))
 	for _, n := range u.Largest {
 		name := n.Name
 		if name == "" {
-			name = "objects outside of namespaces"
+			name = "cluster-scoped objects"
 		}
 		parts = append(parts, name+" "+bytesize.Format(n.Bytes))
 	}

@@ -27,12 +27,11 @@ type User struct {
 	ID, GroupID int
 	Groups      []int
 	Name        string
-	// By says how it is known which user that is.
+	// By says why this is the user, such as "runs process 1".
 	By string
 }
 
-// findUser returns the user of the process that runs, else the owner of the data dir, else
-// the caller.
+// findUser returns the user of the running process, else the owner of the data dir, else the caller.
 func findUser(pid int, dir string) User {
 	if u, err := userOfProcess(pid); err == nil {
 		return u.withName()
@@ -97,7 +96,7 @@ func (u User) withName() User {
 	return u
 }
 
-// groupsOf returns the groups of a user by name, as a login would have them.
+// groupsOf returns the groups that a user gets at a login.
 func groupsOf(name string) []int {
 	found, err := user.Lookup(name)
 	if err != nil {
@@ -114,11 +113,11 @@ func (u User) isRoot() bool { return u.ID == 0 }
 
 func (u User) isCaller() bool { return u.ID == os.Geteuid() }
 
-// allGroups returns the primary group too.
+// allGroups returns the primary group and the other groups.
 func (u User) allGroups() []int { return append([]int{u.GroupID}, u.Groups...) }
 
-// errOtherUser means that something can only be found out as another user.
-var errOtherUser = errors.New("it can only be found out as root or as the user that Drover has")
+// errOtherUser means that a check needs to run as another user.
+var errOtherUser = errors.New("only root and the user of Drover can check this")
 
 // tryAs calls f with the user's rights.
 func (u User) tryAs(f func() error) error {
@@ -128,15 +127,15 @@ func (u User) tryAs(f func() error) error {
 	case os.Geteuid() != 0:
 		return errOtherUser
 	}
-	as := &confine.User{ID: uint32(u.ID), GroupID: uint32(u.GroupID)} //nolint:gosec // of the kernel
+	confined := &confine.User{ID: uint32(u.ID), GroupID: uint32(u.GroupID)} //nolint:gosec // IDs of the kernel
 	for _, g := range u.Groups {
-		as.Groups = append(as.Groups, uint32(g)) //nolint:gosec // of the kernel
+		confined.Groups = append(confined.Groups, uint32(g)) //nolint:gosec // IDs of the kernel
 	}
-	return confine.RunAs(as, f)
+	return confine.RunAs(confined, f)
 }
 
-// machineUsers returns the users that machines are started as: others than a Drover that is
-// root, and else the user of Drover.
+// machineUsers returns the users that machines run as: separate users if Drover runs as root, else
+// the user of Drover.
 func (h *Host) machineUsers() (*launch.Users, error) {
 	if !h.User.isRoot() {
 		return launch.NewUsers("", "")
@@ -144,11 +143,11 @@ func (h *Host) machineUsers() (*launch.Users, error) {
 	return launch.NewUsers(h.QEMU.User, h.QEMU.UserIDs)
 }
 
-// machineUserFacts are about the users that machines run as.
+// machineUserFacts are facts about the users that machines run as.
 type machineUserFacts struct {
 	user User
 	name string
-	ids  string // the range of user IDs, "" if all machines have the same
+	ids  string // the range of user IDs, "" if all machines run as the same user
 	err  error
 }
 
@@ -165,7 +164,7 @@ func judgeMachineUser(f machineUserFacts) []findings.Finding {
 	switch {
 	case f.err != nil:
 		return oneFinding(findings.Warning("%v", f.err).
-			Means("The qemu driver starts no machine while Drover is root and has no other user for them. Docker is not affected.").
+			Means("While Drover runs as root, driver qemu needs another user for its machines, and does not start them without. Docker is not affected.").
 			FixedByCommand("sudo useradd --system --no-create-home --shell /usr/sbin/nologin %s", printable.ShellWord(f.name)))
 	case f.user.isRoot() && f.ids == "":
 		return oneFinding(findings.OK("all machines run as user %s", f.name))
@@ -173,5 +172,5 @@ func judgeMachineUser(f machineUserFacts) []findings.Finding {
 		return oneFinding(findings.OK("machines run in the group of %s, each with a separate user ID", f.name))
 	}
 	return oneFinding(findings.Note("machines run as the user of Drover, %s", f.user.Name).
-		Means("A guest that breaks out of QEMU is held by Landlock and the filter of system calls alone. Only a Drover that is root can give each machine a separate user: docs/confinement.md, Users."))
+		Means("Only Landlock and the system call filter hold a guest that breaks out of QEMU. A Drover that runs as root can give each machine a separate user: docs/confinement.md, Users."))
 }

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package engines records the drivers that an installation has run, so that purge
-// finds their servers when nothing runs any more.
+// Package engines records the engines that an installation has used, so that purge
+// finds their servers when Drover does not run any more.
 //
 // Start with Choose, which `drover up` calls, and Reopen, which purge calls.
 package engines
@@ -29,19 +29,19 @@ import (
 // Engine is an engine that a driver has run servers on.
 type Engine struct {
 	Driver string `json:"driver"`
-	// Dir is the engine's folder; empty if the engine is not a folder.
+	// Dir is the engine's folder, empty if the engine is not a folder.
 	Dir string `json:"dir,omitempty"`
-	// ID is the id that the engine reports. It is empty if the engine did not answer when
-	// its driver was chosen. An engine that is a folder always answers.
+	// ID is the ID that the engine reports. It is empty if the engine did not answer when its
+	// driver was chosen. The ID of an engine that is a folder is always known.
 	ID string `json:"engineID,omitempty"`
 }
 
 // String returns the name that people use for the engine.
 func (e Engine) String() string { return e.Driver + "/" + cmp.Or(e.ID, "unknown") }
 
-// Choose resolves the --vm-driver list to names; for auto it queries the engines. It
-// records them in file before any server can be made, together with the engines that
-// VirtualMachines are bound to.
+// Choose returns the names of the drivers in the --vm-driver list. For auto it queries the
+// engines. Before any server can be created, it records in file the engines of the drivers,
+// and the engines that VirtualMachines are bound to.
 func Choose(ctx context.Context, file, list string, bound []api.Binding, o registry.Options) (names []string, err error) {
 	o.Registerer = prometheus.NewRegistry()
 	opened, err := registry.Open(ctx, list, o)
@@ -54,7 +54,7 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 		if used[i], err = newEngine(d.Name, o.Settings); err != nil {
 			return nil, err
 		}
-		// An engine that is not a folder may not answer yet, and is recorded without its id.
+		// An engine that is not a folder may not answer yet. It is then recorded without its ID.
 		used[i].ID, err = engineID(ctx, used[i], d.Driver)
 		switch {
 		case err != nil && used[i].Dir != "":
@@ -66,7 +66,7 @@ func Choose(ctx context.Context, file, list string, bound []api.Binding, o regis
 	return names, recordEngines(file, used, bound, o.Settings)
 }
 
-// engineID returns the engine's id. For a folder, d is not used.
+// engineID returns the ID of an engine, by its folder if it has one, else by its driver d.
 func engineID(ctx context.Context, e Engine, d driver.Driver) (string, error) {
 	if e.Dir != "" {
 		return registry.IdentifyDataDir(e.Driver, e.Dir)
@@ -92,10 +92,9 @@ func recordEngines(file string, used []Engine, bound []api.Binding, s registry.S
 	return atomicfile.Update(file, append(data, '\n'), 0o600)
 }
 
-// boundEngines returns the engines, except folders, that VirtualMachines are bound to. So an
-// engine that did not answer when its driver was chosen is recorded with its id. It also stays
-// recorded without, since it may have servers to which no VirtualMachine is bound, such as
-// orphans.
+// boundEngines returns the engines, except folders, that VirtualMachines are bound to. So the ID of
+// an engine is recorded even if the engine did not answer when its driver was chosen. The record
+// without the ID also stays, since the engine that did not answer may be another one, with orphans.
 func boundEngines(bound []api.Binding, s registry.Settings) (all []Engine) {
 	for _, b := range bound {
 		if o := s[b.Driver]; o == nil || o.DataDir() == nil {
@@ -105,7 +104,8 @@ func boundEngines(bound []api.Binding, s registry.Settings) (all []Engine) {
 	return all
 }
 
-// newEngine records absolute paths, because purge may be run in another folder.
+// newEngine returns a record of a driver's engine. Its path is absolute, because purge may be run in
+// another folder.
 func newEngine(name string, s registry.Settings) (engine Engine, err error) {
 	engine.Driver = name
 	if dir := s[name].DataDir(); dir != nil {
@@ -141,17 +141,17 @@ func loadEngines(file string) ([]Engine, error) {
 	return known, nil
 }
 
-// Reopened is an engine that the installation has used.
+// Reopened is an engine that the installation has used, with an open driver.
 type Reopened struct {
 	Engine
 	Driver driver.Driver
-	// Doubt is set if nothing proves that this is the engine that was used: then its
-	// empty list of servers proves nothing.
+	// Doubt is set if this may not be the engine that was used. An empty list of servers
+	// then proves nothing.
 	Doubt error
 }
 
-// Reopen opens every engine that the installation has used, except those in skip, which
-// are named as by String. It fails if another engine answers, or none.
+// Reopen opens every engine that the installation has used, except the engines in skip, which has names
+// as String returns them. It fails if an engine does not answer, or if another engine answers instead.
 func Reopen(ctx context.Context, file string, skip []string, o registry.Options) ([]Reopened, error) {
 	known, err := loadEngines(file)
 	if err != nil {
@@ -177,7 +177,7 @@ func Reopen(ctx context.Context, file string, skip []string, o registry.Options)
 func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, error) {
 	if e.Dir != "" {
 		if _, err := engineID(ctx, e, nil); err != nil {
-			return Reopened{}, fmt.Errorf("%s cannot be asked: %w", e, err)
+			return Reopened{}, fmt.Errorf("the engine %s cannot be asked for its servers: %w", e, err)
 		}
 	}
 	o.Settings, o.Registerer = registry.DefaultSettings(), prometheus.NewRegistry()
@@ -192,9 +192,9 @@ func reopenEngine(ctx context.Context, e Engine, o registry.Options) (Reopened, 
 	id, err := engineID(ctx, e, r.Driver)
 	switch {
 	case err != nil:
-		return r, fmt.Errorf("%s cannot be asked: %w", e, adviseGroup(e, err))
+		return r, fmt.Errorf("the engine %s cannot be asked for its servers: %w", e, adviseGroup(e, err))
 	case e.ID == "":
-		r.Doubt = fmt.Errorf("%s: no id is kept of the engine that was used, and the one that answers, %s/%s, does not have servers of this installation", e, e.Driver, id)
+		r.Doubt = fmt.Errorf("%s: the ID of the engine that was used is unknown, and the engine that answers, %s/%s, does not have servers of this installation", e, e.Driver, id)
 	case e.ID != id:
 		return r, fmt.Errorf("%s does not answer, but another engine in its place: %s/%s", e, e.Driver, id)
 	}

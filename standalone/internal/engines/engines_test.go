@@ -125,7 +125,7 @@ func TestChooseSaysWhichEngineDoesNotAnswer(t *testing.T) {
 	o.Log = funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
 	names, err := Choose(t.Context(), filepath.Join(t.TempDir(), "engines.json"), "docker,fake", nil, o)
 	assert.NoError(t, err)
-	assert.True(t, slices.Equal(names, []string{"docker", "fake"}) && len(lines) == 1 && strings.Contains(lines[0], "none.sock is out of reach"),
+	assert.True(t, slices.Equal(names, []string{"docker", "fake"}) && len(lines) == 1 && strings.Contains(lines[0], "none.sock is unreachable"),
 		"chose %q and said %q, want both and one line that names the socket", names, lines)
 }
 
@@ -158,7 +158,7 @@ func TestReopenOfAnotherFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "engines.json")
 	choose(t, file, dir)
 	assert.NoError(t, os.Rename(dir, dir+".away"))
-	assert.ErrorSays(t, "without the folder", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "cannot be asked")
+	assert.ErrorSays(t, "without the folder", assert.ErrorOf(Reopen(t.Context(), file, nil, options(""))), "cannot be asked for its servers")
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("the folder was made")
 	}

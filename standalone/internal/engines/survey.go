@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// surveyTimeout is how long one engine may take.
+// surveyTimeout is how long the survey of one engine may take.
 const surveyTimeout = 8 * time.Second
 
 // Surveyed is the survey of an engine that the installation has used.
@@ -37,9 +37,9 @@ type Surveyed struct {
 // Known returns the engines that the installation has used.
 func Known(file string) ([]Engine, error) { return loadEngines(file) }
 
-// Survey looks at every engine that the installation has used, at the same time. It changes
-// none of them, and one that does not answer does not delay the others. An engine that is
-// recorded both with its id and without appears once.
+// Survey surveys all engines that the installation has used, at the same time, without changing
+// them. An engine that does not answer does not delay the others. An engine that is recorded both
+// with and without its ID appears once.
 func Survey(ctx context.Context, file string, env driver.Environment) ([]Surveyed, error) {
 	known, err := loadEngines(file)
 	if err != nil {
@@ -62,7 +62,7 @@ func Survey(ctx context.Context, file string, env driver.Environment) ([]Surveye
 	return slices.DeleteFunc(all, func(s Surveyed) bool { return s.isRepeated(known) }), nil
 }
 
-// isRepeated reports whether an engine without a recorded id is one that is recorded with it.
+// isRepeated reports whether an engine that is recorded without its ID is also recorded with its ID.
 func (s Surveyed) isRepeated(known []Engine) bool {
 	return s.ID == "" && slices.ContainsFunc(known, func(e Engine) bool {
 		return e.Driver == s.Driver && e.Dir == s.Dir && e.ID != "" && (e.ID == s.EngineID || s.Err != nil)
@@ -81,24 +81,24 @@ func surveyEngine(ctx context.Context, e Engine, env driver.Environment) (driver
 	return found, adviseGroup(e, err)
 }
 
-// adviseGroup says how a user gets the right to use a Docker engine. Root that became the owner
-// of the data dir has the groups that the host lists, and not those of a systemd unit: only the
-// owner could say which these were, and might name more than it has.
+// adviseGroup adds to an error how a user gets the right to use a Docker engine. If root runs the command and
+// became the owner of the data dir, it has the owner's groups that the host lists. It does not have the groups
+// of a systemd unit: only the owner could name them, and might name too many.
 func adviseGroup(e Engine, err error) error {
-	const denied = "permission denied" // the client's error wraps none
+	const denied = "permission denied" // the error of the client does not wrap EACCES
 	if err == nil || e.Driver != docker.Name || !strings.Contains(err.Error(), denied) {
 		return err
 	}
-	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[3]s adds it, which gives it all rights on this host",
+	return fmt.Errorf("%w: user %s is not in the group of its socket (SupplementaryGroups= of a service do not count here); sudo usermod --append --groups docker %[3]s adds it, which gives the user root privileges on this host",
 		err, datadir.UserName(os.Geteuid()), printable.ShellWord(datadir.UserName(os.Geteuid())))
 }
 
-// OpenAdmin opens an engine beside the Drover that uses it.
+// OpenAdmin opens an engine for administration, even while a Drover uses the engine.
 func OpenAdmin(e Engine, env driver.Environment) (driver.Admin, error) {
 	return registry.OpenAdmin(e.Driver, e.Dir, env)
 }
 
-// ErrAnotherEngine means that another engine answers than the one that was used.
+// ErrAnotherEngine means that another engine answers in place of the engine that was used.
 var ErrAnotherEngine = errors.New("another engine answers in its place")
 
 // IsGone reports whether the engine is a folder that does not exist any more.

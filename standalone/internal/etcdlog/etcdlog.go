@@ -1,12 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package etcdlog keeps the log lines of kube-apiserver's client of etcd off the terminal. That
-// client makes its logger while its package is initialised, to write JSON to the standard error,
-// and no setting changes that.
+// Package etcdlog keeps the log lines of kube-apiserver's etcd client off the terminal. The client's
+// package creates its logger during its initialisation, writes JSON to the standard error, and does
+// not have a setting for it.
 //
-// So this package changes etcd's defaults before: of packages whose own imports are initialised,
-// Go initialises the one with the lowest import path first, and this one imports little.
+// So this package changes etcd's defaults before that: among the packages whose imports are
+// initialised, Go initialises the package with the lowest import path first. This package has such a
+// path and few imports.
 package etcdlog
 
 import (
@@ -30,30 +31,30 @@ func init() {
 	logutil.DefaultZapLoggerConfig.ErrorOutputPaths = []string{scheme + ":"}
 }
 
-// SetOutput has the lines written to a log. Those before are dropped.
+// SetOutput sets the writer for the lines. Earlier lines are dropped.
 func SetOutput(writer io.Writer) {
 	output.mu.Lock()
 	defer output.mu.Unlock()
-	output.to = writer
+	output.writer = writer
 }
 
 // sink implements zap.Sink.
 type sink struct {
-	mu sync.Mutex
-	to io.Writer
+	mu     sync.Mutex
+	writer io.Writer
 }
 
 // Write writes a line.
 func (s *sink) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.to == nil {
+	if s.writer == nil {
 		return len(line), nil
 	}
-	return s.to.Write(line)
+	return s.writer.Write(line)
 }
 
-// Sync does nothing: the log belongs to others.
+// Sync does nothing, since the caller of SetOutput owns the writer.
 func (*sink) Sync() error { return nil }
 
 // Close does nothing.

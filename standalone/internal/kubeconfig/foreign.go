@@ -14,9 +14,9 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// ForRoot returns a path at which root may read a kubeconfig. One that another user could
-// change is checked and then read from memory, where it stays what was checked: it could
-// name programs for root to run, or files for root to send away.
+// ForRoot returns a path at which root may read a kubeconfig. If another user could change the file,
+// ForRoot checks its content and returns the path of a copy in memory, which nobody can change. An
+// unchecked kubeconfig could name programs for root to run, or files for root to send away.
 func ForRoot(path string) (string, error) {
 	owner, _, err := datadir.Owner(path)
 	if err != nil || owner == 0 {
@@ -24,14 +24,14 @@ func ForRoot(path string) (string, error) {
 	}
 	content, info, err := datadir.Read(path)
 	if err == nil && datadir.OwnerOf(info) != owner {
-		err = fmt.Errorf("%s is another user's than just before", path)
+		err = fmt.Errorf("%s has just been replaced by another user's file", path)
 	}
 	if err != nil {
 		return "", err
 	}
 	plain, err := parseInline(path, content)
 	if err != nil {
-		return "", fmt.Errorf("%w: choose it by KUBECONFIG if root may use that", err)
+		return "", fmt.Errorf("%w: set KUBECONFIG to the file if root may use it", err)
 	}
 	if content, err = clientcmd.Write(*plain); err != nil {
 		return "", err
@@ -39,7 +39,7 @@ func ForRoot(path string) (string, error) {
 	return keepInMemory(content)
 }
 
-// parseInline returns a kubeconfig that names no program, file or proxy, and else an error.
+// parseInline parses a kubeconfig. It returns an error if the kubeconfig names a program, a file or a proxy.
 func parseInline(path string, content []byte) (*clientcmdapi.Config, error) {
 	config, err := clientcmd.Load(content)
 	if err == nil {
@@ -51,32 +51,32 @@ func parseInline(path string, content []byte) (*clientcmdapi.Config, error) {
 	return config, nil
 }
 
-// copyInline returns the fields of a kubeconfig that name no program, file or proxy, and an
-// error if it has others.
+// copyInline copies the fields of a kubeconfig that cannot name a program, a file or a proxy. It
+// returns an error if the kubeconfig has other fields.
 func copyInline(config *clientcmdapi.Config) (*clientcmdapi.Config, error) {
 	plain := clientcmdapi.NewConfig()
 	plain.CurrentContext = config.CurrentContext
 	for name, c := range config.Clusters {
-		own := &clientcmdapi.Cluster{
+		copied := &clientcmdapi.Cluster{
 			Server: c.Server, TLSServerName: c.TLSServerName, InsecureSkipTLSVerify: c.InsecureSkipTLSVerify,
 			CertificateAuthorityData: c.CertificateAuthorityData, DisableCompression: c.DisableCompression,
 			Extensions: c.Extensions,
 		}
-		if !reflect.DeepEqual(own, c) {
+		if !reflect.DeepEqual(copied, c) {
 			return nil, fmt.Errorf("its cluster %q names a file or a proxy", name)
 		}
-		own.Extensions, plain.Clusters[name] = nil, own
+		copied.Extensions, plain.Clusters[name] = nil, copied
 	}
 	for name, u := range config.AuthInfos {
-		own := &clientcmdapi.AuthInfo{
+		copied := &clientcmdapi.AuthInfo{
 			ClientCertificateData: u.ClientCertificateData, ClientKeyData: u.ClientKeyData, Token: u.Token,
 			Username: u.Username, Password: u.Password, Extensions: u.Extensions,
 			Impersonate: u.Impersonate, ImpersonateUID: u.ImpersonateUID, ImpersonateGroups: u.ImpersonateGroups, ImpersonateUserExtra: u.ImpersonateUserExtra,
 		}
-		if !reflect.DeepEqual(own, u) {
+		if !reflect.DeepEqual(copied, u) {
 			return nil, fmt.Errorf("its user %q names a program, a plugin or a file to log in with", name)
 		}
-		own.Extensions, plain.AuthInfos[name] = nil, own
+		copied.Extensions, plain.AuthInfos[name] = nil, copied
 	}
 	for name, c := range config.Contexts {
 		plain.Contexts[name] = &clientcmdapi.Context{Cluster: c.Cluster, AuthInfo: c.AuthInfo, Namespace: c.Namespace}
@@ -84,8 +84,8 @@ func copyInline(config *clientcmdapi.Config) (*clientcmdapi.Config, error) {
 	return plain, nil
 }
 
-// keepInMemory returns the path of a file that needs no removal, and that plugins inherit. A
-// change of it fails.
+// keepInMemory returns the path of a file in memory, which cannot be changed. It need not be removed,
+// and plugins inherit it.
 func keepInMemory(content []byte) (string, error) {
 	fd, err := unix.MemfdCreate("kubeconfig", unix.MFD_ALLOW_SEALING)
 	if err != nil {

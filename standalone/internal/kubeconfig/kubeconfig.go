@@ -1,8 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeconfig writes kubeconfigs, by WriteForPeople and WriteForPrograms, and reads
-// them by Read.
+// Package kubeconfig writes kubeconfigs (WriteForPeople, WriteForPrograms) and reads them (Read).
 package kubeconfig
 
 import (
@@ -15,11 +14,11 @@ import (
 	"cloudnative.tw/drover/standalone/internal/pki"
 )
 
-// name of the cluster, the user and the context.
+// name is the name of the cluster, the user and the context.
 const name = "drover"
 
-// WriteForPeople embeds the certificate in the file, so that it can be copied. It must
-// be called again when the certificate is renewed.
+// WriteForPeople writes a kubeconfig that contains the certificate, so that people can copy the
+// file. It must be called again when the certificate is renewed.
 func WriteForPeople(path, url, caFile, certFile string) error {
 	ca, _, err := datadir.Read(caFile)
 	if err != nil {
@@ -34,16 +33,16 @@ func WriteForPeople(path, url, caFile, certFile string) error {
 		&clientcmdapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key})
 }
 
-// WriteForPrograms refers to the files, so that a long-running program continues after a
-// renewal.
+// WriteForPrograms writes a kubeconfig that names the files of the certificates, so that a
+// long-running program reads them again after a renewal.
 func WriteForPrograms(path, url, caFile, certFile string) error {
 	return writeConfig(path,
 		&clientcmdapi.Cluster{Server: url, CertificateAuthority: caFile},
 		&clientcmdapi.AuthInfo{ClientCertificate: certFile, ClientKey: certFile})
 }
 
-// Read returns the connection of a kubeconfig for people that this package has written. It refuses
-// one that names a program, a file or a proxy, and never falls back to another cluster.
+// Read returns the client configuration in a kubeconfig that WriteForPeople has written. It returns an
+// error for a kubeconfig that names a program, a file or a proxy, and never falls back to another cluster.
 func Read(path string) (*rest.Config, error) {
 	content, _, err := datadir.Read(path)
 	if err != nil {

@@ -12,11 +12,13 @@ import (
 	"strings"
 )
 
-// BypassProxy has this process and those that it starts connect to an API server of this host
-// directly, whatever HTTPS_PROXY says: a proxy elsewhere would not reach it. Other servers are
-// not affected. It must be called before the first request of the process, since net/http reads
-// the environment once. The environment is the only place that kube-apiserver's client of itself,
-// kube-controller-manager and kubectl all look at.
+// BypassProxy makes this process and its child processes connect to the API server directly, whatever
+// HTTPS_PROXY says: a proxy on another host could not reach an API server on this host. Connections to
+// other servers do not change.
+//
+// It must be called before the first request of the process, since net/http reads the environment once.
+// It uses the environment, because kube-apiserver's client of itself, kube-controller-manager and kubectl
+// have no other setting in common.
 func BypassProxy(server string) error {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -25,7 +27,7 @@ func BypassProxy(server string) error {
 	if u.Host == "" {
 		return fmt.Errorf("the address %q of the API server does not name a host", server)
 	}
-	direct := cmp.Or(os.Getenv("NO_PROXY"), os.Getenv("no_proxy")) // in the order of net/http
+	direct := cmp.Or(os.Getenv("NO_PROXY"), os.Getenv("no_proxy")) // net/http has the same order
 	hosts := strings.FieldsFunc(direct, func(r rune) bool { return r == ',' })
 	if slices.Contains(hosts, u.Host) {
 		return nil

@@ -32,7 +32,7 @@ func (p *pair) certPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
 }
 
-// leaf is a required certificate: a server's if it has hosts, else a client's.
+// leaf is a required certificate: of a server if it has hosts, else of a client.
 type leaf struct {
 	file   string
 	name   string
@@ -47,8 +47,7 @@ func (l *leaf) extKeyUsage() x509.ExtKeyUsage {
 	return x509.ExtKeyUsageClientAuth
 }
 
-// isIssuedAs reports whether have can continue to serve as the required leaf for the hosts that it
-// has.
+// isIssuedAs reports whether have can stay the required leaf, apart from its hosts.
 func (l *leaf) isIssuedAs(have, ca *pair, now time.Time) bool {
 	c := have.cert
 	return c.CheckSignatureFrom(ca.cert) == nil &&
@@ -77,10 +76,9 @@ func hostsOf(c *x509.Certificate) []string {
 // certificate stays small enough for the handshake of every client.
 const maxHosts = 100
 
-// mergeHosts returns the hosts of a certificate that replaces one before its end: the required
-// ones, and those that the old one has, since an address that went may come back. If they are too
-// many, required ones that the old one has come first, so that the choice is the same the next
-// time, and then new ones.
+// mergeHosts returns the hosts of a certificate that replaces a valid certificate: the required hosts
+// and the old hosts, since an old address of the host may come back. If there are too many, required
+// hosts that are also old come first, so that the next choice is the same, and then new hosts.
 func mergeHosts(required, old []string) []string {
 	var kept, added, gone []string
 	for _, host := range required {
@@ -136,7 +134,7 @@ func isUsableCA(ca *pair, now time.Time) bool {
 	return ca.cert.IsCA && ca.cert.NotAfter.Sub(now) >= caRenewAt
 }
 
-// signCertificate makes a key and a certificate for it; without a CA it is self-signed.
+// signCertificate creates a key and a certificate for it. If ca is nil, the certificate is self-signed.
 func signCertificate(template *x509.Certificate, ca *pair) (*pair, error) {
 	key, err := newKey()
 	if err != nil {
@@ -170,7 +168,7 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
 }
 
-// savePair writes certificate and key into one file, so that a reader always gets a
+// savePair writes the certificate and the key into one file, so that a reader always gets a
 // matching pair.
 func savePair(path string, p *pair) error {
 	key, err := keyPEM(p.key)
@@ -226,8 +224,7 @@ func readPrivate(path string) ([]byte, error) {
 	return data, os.Chmod(path, 0o600)
 }
 
-// Split returns the content of a file of the store as two pieces of PEM, for callers
-// that need certificate and key separately.
+// Split returns the certificate and the key in a file of the store as separate PEM texts.
 func Split(path string) (cert, key []byte, err error) {
 	p, err := loadPair(path)
 	if err != nil {

@@ -5,9 +5,9 @@
 // CA, the certificate that kube-apiserver presents, one client certificate for each
 // user, and the key that signs service-account tokens.
 //
-// Start with Store.Ensure. It is repeatable: it keeps valid files, and recreates those
-// that are missing, damaged, of another CA or near their end. A certificate and its key
-// share one file, so no crash can leave a pair that does not match.
+// Start with Store.Ensure. It is repeatable: it keeps valid files, and recreates files
+// that are missing, damaged, signed by another CA, or about to expire. A certificate and its
+// key share one file, so that no crash can leave a pair that does not match.
 package pki
 
 import (
@@ -39,10 +39,10 @@ const (
 	backdate = time.Hour
 )
 
-// Files in the store. Those that hold a key are 0600.
+// Files in the store. Files that contain a key have mode 0600.
 const (
 	caFile                = "ca.pem" // certificate and key
-	caBundleFile          = "ca.crt" // certificate alone, for clients
+	caBundleFile          = "ca.crt" // only the certificate, for clients
 	servingFile           = "serving.pem"
 	adminFile             = "admin.pem"
 	controllerManagerFile = "controller-manager.pem"
@@ -60,7 +60,7 @@ const (
 type Store struct {
 	// Dir is created if it is missing.
 	Dir string
-	// Hosts returns the names and IP addresses that clients may call the server by now, the
+	// Hosts returns the names and IP addresses by which clients may now call the server, the
 	// most important first.
 	Hosts func() []string
 	Clock clock.WithTicker
@@ -84,8 +84,8 @@ func (s *Store) Controller() string { return filepath.Join(s.Dir, controllerFile
 // ServiceAccountKey signs and checks service-account tokens.
 func (s *Store) ServiceAccountKey() string { return filepath.Join(s.Dir, serviceAccountFile) }
 
-// Ensure completes the store. It returns the files that it made or renewed, even if it
-// then failed.
+// Ensure completes the store. It returns the files that it has created or renewed, even if
+// it fails after that.
 func (s *Store) Ensure() ([]string, error) {
 	if err := s.prepareFolder(); err != nil {
 		return nil, err
@@ -191,8 +191,8 @@ func (s *Store) ensureServiceAccountKey() (bool, error) {
 // errDamaged marks a file whose content is not a certificate or key.
 var errDamaged = errors.New("damaged")
 
-// isRepairable reports whether err is about a file that can be recreated, rather than one
-// that must not be changed, for example because it cannot be read.
+// isRepairable reports whether err is about a file that may be recreated. A file that cannot be
+// read must not be changed.
 func isRepairable(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, errDamaged)
 }

@@ -14,12 +14,13 @@ import (
 // example after a suspend, must not leave the API unusable for long.
 const CheckPeriod = time.Minute
 
-// ErrNewCA ends RenewPeriodically: running programs only know the old authority.
+// ErrNewCA means that RenewPeriodically has created a new CA. The process must start again, since its
+// components only know the old CA.
 var ErrNewCA = errors.New("all certificates, including the authority, had expired and were renewed: start again")
 
-// RenewPeriodically renews certificates that are due until ctx ends. After each check it
-// calls after with the renewed files and the error, if any; it retries at the next check.
-func (s *Store) RenewPeriodically(ctx context.Context, after func(renewed []string, err error)) error {
+// RenewPeriodically renews certificates that are due until ctx ends. After each check it calls
+// afterCheck with the renewed files and the error, if any. The next check tries again.
+func (s *Store) RenewPeriodically(ctx context.Context, afterCheck func(renewed []string, err error)) error {
 	ticker := s.Clock.NewTicker(CheckPeriod)
 	defer ticker.Stop()
 	for {
@@ -29,7 +30,7 @@ func (s *Store) RenewPeriodically(ctx context.Context, after func(renewed []stri
 		case <-ticker.C():
 		}
 		renewed, err := s.Ensure()
-		after(renewed, err)
+		afterCheck(renewed, err)
 		if slices.Contains(renewed, caFile) {
 			return ErrNewCA
 		}

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package port opens the port that the API is served on: the requested one, or the one
-// that this installation had before. Start with Listen.
+// Package port opens the port of the API: the requested port, or the port of the last
+// start. Start with Listen.
 package port
 
 import (
@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// Default is tried first, so that most kubeconfigs look familiar.
+// Default is the port that the first start tries first, so that kubeconfigs look familiar.
 const Default = 6443
 
 // Store stores a port between starts.
@@ -23,9 +23,9 @@ type Store interface {
 	SetPort(port int) error
 }
 
-// Listen opens the port before anything else starts: a port in use is the most likely
-// problem, and no other program can take one that is open. requested is nil if no port was
-// requested, and 0 for any free port.
+// Listen opens the port. It should be called before anything else starts: a port in use is
+// the most likely problem, and no other program can take an open port. requested is nil if no
+// port was requested, and 0 for any free port.
 func Listen(ctx context.Context, bind string, requested *int, store Store) (net.Listener, error) {
 	ip := net.ParseIP(bind)
 	if ip == nil {
@@ -48,8 +48,9 @@ func Listen(ctx context.Context, bind string, requested *int, store Store) (net.
 	return listener, nil
 }
 
-// listenOnChoice opens only the requested port or else the stored one, because clients
-// know it. A requested 0 takes any port if the stored one is not available.
+// listenOnChoice opens the requested port, or else the stored port. It does not fall back to
+// another port, because clients know the port. If requested is 0, it opens any free port if the
+// stored port is not available.
 func listenOnChoice(ctx context.Context, ip net.IP, requested *int, store Store) (net.Listener, error) {
 	if requested != nil && *requested != 0 {
 		return listenOn(ctx, ip, *requested)
@@ -75,16 +76,16 @@ func listenOn(ctx context.Context, ip net.IP, port int) (net.Listener, error) {
 	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(ip.String(), strconv.Itoa(port)))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("port %d on %s is in use by another program: give another with --port, 0 for a free one", port, ip)
+		return nil, fmt.Errorf("port %d on %s is in use by another program: give another port with --port, or 0 for a free port", port, ip)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("--bind-address %s is not an address of this host", ip)
 	case errors.Is(err, syscall.EACCES):
-		return nil, fmt.Errorf("no permission to serve on port %d: give one above 1023 with --port", port)
+		return nil, fmt.Errorf("no permission to serve on port %d: give a port above 1023 with --port", port)
 	}
 	return listener, err
 }
 
-// LocalIPs returns the addresses at which a server that listens on all of them is reached.
+// LocalIPs returns the addresses of this host at which clients can reach a server that listens on all addresses.
 func LocalIPs() []net.IP {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

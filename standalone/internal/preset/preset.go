@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preset installs the objects that every start of drover up brings along, and restores
-// them while it runs: the roles of users, and the policies that refuse what kube-apiserver accepts
-// and nothing here acts on. Start with Set.
+// Package preset installs the objects that drover up needs in its API, and restores them while it
+// runs: the roles of users, and the policies that refuse objects on which nothing acts, although
+// kube-apiserver would accept them. Start with Set.
 package preset
 
 import (
@@ -29,7 +29,7 @@ import (
 	"cloudnative.tw/drover/config/rbac"
 )
 
-// unenforced has the policies that refuse what nothing here acts on.
+// unenforced has the policies that refuse objects on which nothing acts.
 //
 //go:embed unenforced.yaml
 var unenforced []byte
@@ -42,22 +42,22 @@ const (
 	applyTimeout = 20 * time.Second
 )
 
-// resources has the resource of each kind in manifests.
+// resources has the resource of each kind in the manifests.
 var resources = map[string]schema.GroupVersionResource{
 	"ClusterRole":                      {Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "clusterroles"},
 	"ValidatingAdmissionPolicy":        {Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"},
 	"ValidatingAdmissionPolicyBinding": {Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicybindings"},
 }
 
-// Set has the objects of one start.
+// Set has the objects that one start installs or removes.
 type Set struct {
 	client           dynamic.Interface
 	wanted, unwanted []*unstructured.Unstructured
 }
 
-// NewSet returns the roles of users, which the controller for aggregated roles adds to view, edit
-// and admin, and the policies. With all APIs there are no policies, and those of a start before
-// are removed.
+// NewSet returns a Set with the roles of users, which the controller for aggregated roles adds to view,
+// edit and admin, and with the policies. If allAPIs is set, the Set removes the policies of an earlier
+// start instead.
 func NewSet(client dynamic.Interface, allAPIs bool) (*Set, error) {
 	roles, err := parseObjects(rbac.UserRoles)
 	if err != nil {
@@ -73,10 +73,10 @@ func NewSet(client dynamic.Interface, allAPIs bool) (*Set, error) {
 	return &Set{client: client, wanted: append(roles, policies...)}, nil
 }
 
-// Apply creates or restores the objects. It writes nothing if they are as they should be.
+// Apply creates or restores the objects. It does not cause a write in etcd if they are unchanged.
 func (s *Set) Apply(ctx context.Context) error {
 	for _, object := range s.wanted {
-		if err := s.restorePolicy(ctx, object); err != nil {
+		if err := s.restoreObject(ctx, object); err != nil {
 			return fmt.Errorf("restore %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 	}
@@ -89,10 +89,10 @@ func (s *Set) Apply(ctx context.Context) error {
 	return nil
 }
 
-// restorePolicy creates or replaces an object. A server-side apply would keep what others have added,
-// such as a condition that switches a policy off. kube-apiserver writes nothing if an update
-// changes nothing.
-func (s *Set) restorePolicy(ctx context.Context, wanted *unstructured.Unstructured) error {
+// restoreObject creates or replaces an object. A server-side apply would keep additions of others,
+// such as a condition that switches a policy off. kube-apiserver does not write an update that changes
+// nothing.
+func (s *Set) restoreObject(ctx context.Context, wanted *unstructured.Unstructured) error {
 	objects := s.client.Resource(resources[wanted.GetKind()])
 	found, err := objects.Get(ctx, wanted.GetName(), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -118,19 +118,19 @@ func (s *Set) Keep(ctx context.Context, c clock.WithTicker) {
 			return
 		case <-ticker.C():
 		}
-		if err := s.applyWithin(ctx); err != nil && ctx.Err() == nil {
+		if err := s.applyWithTimeout(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Could not restore roles and policies, will try again")
 		}
 	}
 }
 
-func (s *Set) applyWithin(ctx context.Context) error {
+func (s *Set) applyWithTimeout(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, applyTimeout)
 	defer cancel()
 	return s.Apply(ctx)
 }
 
-// parseObjects returns the objects of a manifest, whose kinds are known.
+// parseObjects returns the objects of a manifest. It returns an error for a kind that resources lacks.
 func parseObjects(manifest []byte) (all []*unstructured.Unstructured, err error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifest)))
 	for {
@@ -146,7 +146,7 @@ func parseObjects(manifest []byte) (all []*unstructured.Unstructured, err error)
 			return nil, err
 		}
 		if _, known := resources[object.GetKind()]; !known {
-			return nil, fmt.Errorf("kind %s is not known", object.GetKind())
+			return nil, fmt.Errorf("kind %s is unknown", object.GetKind())
 		}
 		all = append(all, object)
 	}

@@ -37,8 +37,8 @@ func newKubectlCommand() *cobra.Command {
 	}
 }
 
-// runKubectl does the same as the main function of kubectl. If kubectl fails, the process ends
-// with kubectl's exit code.
+// runKubectl does the same as the main function of kubectl. If kubectl fails, it ends the process with
+// kubectl's exit code.
 func runKubectl(args []string) {
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	command := kubectl.NewDefaultKubectlCommandWithArgs(kubectl.KubectlOptions{
@@ -53,7 +53,7 @@ func runKubectl(args []string) {
 	}
 }
 
-// kubectlConfigFlags returns the flags of kubectl's main.
+// kubectlConfigFlags returns the same flags as the main function of kubectl.
 func kubectlConfigFlags() *genericclioptions.ConfigFlags {
 	return genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50.0)
@@ -74,19 +74,19 @@ func useDataDirKubeconfig(args []string) {
 	}
 }
 
-// defaultKubeconfig returns the kubeconfig of this Drover, or nothing if KUBECONFIG
-// names another one. It never falls back to ~/.kube/config: a command meant for a Drover
-// that does not run must not reach some other cluster.
+// defaultKubeconfig returns the kubeconfig of this Drover, or "" if KUBECONFIG names a
+// kubeconfig. It never falls back to ~/.kube/config: a command for a Drover that does not run
+// must not reach another cluster.
 func defaultKubeconfig() string {
 	dir := datadir.Layout(datadir.Default(os.Getenv, os.Getuid()))
-	bypassProxy(dir) // also if KUBECONFIG names the file of this Drover, as drover up advises
+	bypassProxy(dir) // in any case, since KUBECONFIG may name the file of this Drover, as drover up advises
 	if os.Getenv("KUBECONFIG") != "" {
 		return ""
 	}
 	path := dir.Kubeconfig()
 	_, err := os.Stat(path)
 	if err == nil && os.Geteuid() == 0 {
-		// Root stays root, to read the files that the command line names.
+		// The process stays root, since it must read the files that the command line names.
 		path, err = kubeconfig.ForRoot(path)
 	}
 	switch {
@@ -97,7 +97,7 @@ func defaultKubeconfig() string {
 	}
 	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
 	if os.Geteuid() == 0 {
-		return os.DevNull // Another user could write the missing one meanwhile.
+		return os.DevNull // Before root reads the missing file, another user could create it.
 	}
 	return path
 }

@@ -55,7 +55,8 @@ drover-machines.service runs this when the host shuts down.`,
 	return cmd
 }
 
-// shutDownMachines holds the data dir, so that no Drover restarts a machine meanwhile.
+// shutDownMachines shuts down all machines. It holds the data dir, so that no Drover restarts a machine
+// during that time.
 func (o *machinesOptions) shutDownMachines(ctx context.Context) (err error) {
 	if o.timeout < 0 {
 		return fmt.Errorf("--timeout is %s: it must not be negative", o.timeout)
@@ -83,7 +84,7 @@ func (o *machinesOptions) shutDownMachines(ctx context.Context) (err error) {
 
 // shutDownFolders shuts down the machines of all folders at the same time.
 func (o *machinesOptions) shutDownFolders(ctx context.Context, folders []string) error {
-	ended, errs := make([][]*qemu.Ended, len(folders)), make([]error, len(folders))
+	ended, errs := make([][]*qemu.ShutdownResult, len(folders)), make([]error, len(folders))
 	var all sync.WaitGroup
 	for i, path := range folders {
 		all.Go(func() { ended[i], errs[i] = o.shutDownFolder(ctx, path) })
@@ -102,15 +103,16 @@ func (o *machinesOptions) shutDownFolders(ctx context.Context, folders []string)
 	return errors.Join(errs...)
 }
 
-// shutDownFolder skips a folder that was used once and has been removed.
-func (o *machinesOptions) shutDownFolder(ctx context.Context, path string) ([]*qemu.Ended, error) {
+// shutDownFolder shuts down the machines of a folder. It skips a folder of the data dir's records that does not exist any
+// more.
+func (o *machinesOptions) shutDownFolder(ctx context.Context, path string) ([]*qemu.ShutdownResult, error) {
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && o.qemuDir == "" {
 		return nil, nil
 	}
 	return qemu.ShutDown(ctx, qemu.Options{Dir: path}, o.timeout)
 }
 
-func (o *machinesOptions) printResult(m *qemu.Ended) error {
+func (o *machinesOptions) printResult(m *qemu.ShutdownResult) error {
 	how := "powered off"
 	switch {
 	case m.Err != nil:

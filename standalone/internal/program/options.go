@@ -118,7 +118,8 @@ func (o *UpOptions) RequestedPort() *int {
 	return &o.Port
 }
 
-// UseDataDir has the drivers keep their data in a data dir, which nothing else may be taken from.
+// UseDataDir makes the drivers keep their data in a data dir, and forbids the controller to use other files in
+// the data dir, such as for images.
 func (o *UpOptions) UseDataDir(dir datadir.Layout) {
 	for name, options := range o.Controller.Drivers {
 		if own := options.DataDir(); own != nil && *own == "" {
@@ -128,16 +129,17 @@ func (o *UpOptions) UseDataDir(dir datadir.Layout) {
 	o.Controller.OwnDirs = []string{string(dir)}
 }
 
-// settingsOf returns the flags of the last `drover up` on a host, and those of the
-// environment. It takes over which engine that one used, and has the checks ask its API directly.
+// settingsOf returns the flags of the last `drover up` on a host. If it does not run, flags of the environment
+// take precedence. settingsOf also sets the environment variables that choose the engine as that `drover up` had
+// them, and makes the checks connect to its API without a proxy.
 func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 	bypassProxy(h.Layout)
 	up, f := newUpOptions(), pflag.NewFlagSet("up", pflag.ContinueOnError)
-	f.ParseErrorsAllowlist.UnknownFlags = true // the program may have been replaced since
+	f.ParseErrorsAllowlist.UnknownFlags = true // another version of the program may have written the flags
 	up.addFlags(f)
 	if h.State != nil {
-		_ = f.Parse(h.State.Args)                       // else the defaults remain
-		for _, name := range runstate.EngineVariables { // and no others that the file may have
+		_ = f.Parse(h.State.Args)                       // after an error, defaults remain
+		for _, name := range runstate.EngineVariables { // ignore other variables that the file may contain
 			if value := h.State.Environment[name]; value != "" && os.Getenv(name) == "" {
 				_ = os.Setenv(name, value)
 			}
@@ -151,10 +153,10 @@ func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 	return up.settingsOf(h.Layout)
 }
 
-// bypassProxy has requests to the API of a data dir use no proxy, if there is an API yet.
+// bypassProxy makes this process connect to the API of a data dir without a proxy, if the kubeconfig of the API exists.
 func bypassProxy(dir datadir.Layout) {
 	if config, err := kubeconfig.Read(dir.Kubeconfig()); err == nil {
-		_ = kubeconfig.BypassProxy(config.Host) // else a request says what is wrong with it
+		_ = kubeconfig.BypassProxy(config.Host) // after an error, a request fails with a better error
 	}
 }
 
@@ -173,21 +175,19 @@ func (o *UpOptions) settingsOf(dir datadir.Layout) (s doctor.Settings, err error
 	return s, err
 }
 
-// leaseHolder is the name under which every drover up holds the Lease of the API that it runs.
-// Neither a pod nor a host can have that name.
+// leaseHolder is the name with which every drover up holds the Lease in its API. Neither a pod nor a
+// host can have this name.
 const leaseHolder = "drover_up"
 
-// relaxedElection returns election times for a host where a fast takeover by another
-// process matters little. What matters is that a slow disk does not end this process,
-// and the API with it.
+// relaxedElection returns the election times. On a host, a fast takeover by another process matters
+// little. More important is that a slow disk does not end this process, and with it the API.
 func relaxedElection() leader.Settings {
 	return leader.Settings{Lease: time.Minute, Renew: 40 * time.Second, Retry: 5 * time.Second}
 }
 
-// newControllerOptions returns the controller's options for a program that shares its
-// host: no ports but the API's, and simulated servers that outlive the process. Another
-// drover up that holds the Lease is dead, because this one holds the data dir, which only
-// one process can: there is no wait for its Lease.
+// newControllerOptions returns the controller's default options in drover up. The controller
+// opens no ports by default. It does not wait for the Lease of another drover up to expire: the
+// other process is dead, because this process holds the data dir, which only one process can hold.
 func newControllerOptions() *app.Options {
 	o := app.NewOptions()
 	o.MetricsAddress, o.HealthAddress, o.OwnCRD = "0", "0", true

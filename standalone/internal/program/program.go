@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package program has the commands of drover, except for the parts that drover up runs: its tests
-// do not link kube-apiserver.
+// Package program has the commands of drover. It does not have the components that drover up runs, so
+// that its tests do not link kube-apiserver.
 //
-// Start with Program.Main; options.go has the flags of drover up, and each of the other commands
-// has a separate file.
+// Start with Program.Main. options.go has the flags of drover up. Each other command has a separate
+// file.
 package program
 
 import (
@@ -23,14 +23,14 @@ import (
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
-// Program is drover.
+// Program is the program drover.
 type Program struct {
 	Version string
-	// Up runs drover up. The flags are those that were given.
+	// Up runs drover up. flags are the flags of the command, parsed.
 	Up func(ctx context.Context, o *UpOptions, flags *pflag.FlagSet) error
 }
 
-// Main runs the command that the command line names, and returns the exit code.
+// Main runs the command of the command line, and returns the exit code.
 func (p Program) Main() int {
 	root := p.newRootCommand()
 	o := newVMOptions()
@@ -49,7 +49,7 @@ func (p Program) Main() int {
 }
 
 func (p Program) newRootCommand() *cobra.Command {
-	// Parts of Kubernetes register their flags here, which cobra would show.
+	// Remove the flags that packages of Kubernetes have registered, since cobra would show them.
 	pflag.CommandLine = pflag.NewFlagSet("drover", pflag.ContinueOnError)
 	root := &cobra.Command{
 		Use:   "drover",
@@ -65,7 +65,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	// What commands print comes from tenants, engines and files of other users.
+	// Commands print text from tenants, engines and files of other users.
 	root.SetOut(printable.NewWriter(os.Stdout))
 	root.SetErr(printable.NewWriter(os.Stderr))
 	root.CompletionOptions.HiddenDefaultCmd = true
@@ -75,14 +75,14 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 	return root
 }
 
-// addDataDirFlag is for every command that uses the data dir.
+// addDataDirFlag adds the flag --data-dir.
 func addDataDirFlag(f *pflag.FlagSet, dir *string) {
 	f.StringVar(dir, "data-dir", datadir.Default(os.Getenv, os.Getuid()),
 		"folder of all data: /var/lib/drover for root, ~/.local/share/drover for others (also from DROVER_DATA_DIR)")
 }
 
-// CloseDir closes the data dir of a run, in which nothing is ready any more, and returns the error
-// of the run or else the error of closing.
+// CloseDir records in the data dir that Drover is not ready any more, and closes the data dir. It returns
+// err, the error of the run, or else the error of closing.
 func CloseDir(dir *datadir.Dir, err error) error {
 	_ = dir.ClearReady()
 	if closeErr := dir.Close(); err == nil {

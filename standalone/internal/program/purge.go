@@ -65,7 +65,7 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 	if err := datadir.BecomeOwner(o.dataDir); err != nil {
 		return err
 	}
-	if empty, err := datadir.Layout(o.dataDir).IsEmpty(); err == nil && empty {
+	if empty, err := datadir.IsEmpty(datadir.Layout(o.dataDir)); err == nil && empty {
 		o.printf("%s is empty: there is nothing to remove.\n", o.dataDir)
 		return nil
 	}
@@ -89,14 +89,14 @@ func (o *purgeOptions) run(ctx context.Context) (err error) {
 		return err
 	}
 	if err := found.Remove(ctx, clock.RealClock{}); err != nil {
-		return fmt.Errorf("some servers are still there, and the data: %w", err)
+		return fmt.Errorf("some servers and the data were not removed: %w", err)
 	}
 	o.printf("Removed: %s.\n", servers.Count(found.Count(), "server"))
 	return o.removeData(dir)
 }
 
 // findServers lists the servers on the engines that this installation has used. An
-// installation that never became ready lacks a cluster id, and servers.
+// installation that has never been ready lacks a cluster ID, and so cannot have servers.
 func (o *purgeOptions) findServers(ctx context.Context, dir *datadir.Dir) (*purge.Found, error) {
 	cluster, err := dir.ClusterID()
 	if err != nil {
@@ -118,9 +118,8 @@ func (o *purgeOptions) findServers(ctx context.Context, dir *datadir.Dir) (*purg
 	return purge.Find(ctx, named)
 }
 
-// checkDoubt refuses to remove the data while servers may be on an engine that is not
-// known. Without --data it only prints a warning, because a later purge can still find
-// them.
+// checkDoubt returns an error if the data are to be removed and servers may be on an unknown engine.
+// Without --data it only prints a warning, because a later purge can still find such servers.
 func (o *purgeOptions) checkDoubt(doubt error) error {
 	if doubt != nil && o.data {
 		return unprovenError(doubt)
@@ -134,12 +133,12 @@ func (o *purgeOptions) checkDoubt(doubt error) error {
 // unprovenError explains what to do about an engine that may have servers.
 func unprovenError(err error) error {
 	return fmt.Errorf("nothing was removed, since servers may be on engines that were not checked:\n%w\n"+
-		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine of which no id is stored "+
-		"(it did not answer drover up) counts as found if it has servers of this installation. "+
-		"Or give up the servers on an engine with --skip-engine and its name", err)
+		"Run this with the same DOCKER_HOST as drover up, and with the same folders mounted. An engine whose ID is not stored, "+
+		"because it did not answer drover up, counts as found if it has servers of this installation. "+
+		"Or give up the servers on an engine with --skip-engine and the name of the engine", err)
 }
 
-// confirmRemoval shows what would be removed and asks.
+// confirmRemoval prints what purge would remove, and asks the user to confirm it.
 func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) error {
 	if err := found.Print(o.out); err != nil {
 		return err
@@ -147,14 +146,14 @@ func (o *purgeOptions) confirmRemoval(dir *datadir.Dir, found *purge.Found) erro
 	if found.Released > 0 {
 		o.printf("(Released on purpose and left alone: %s.)\n", servers.Count(found.Released, "server"))
 	}
-	what := servers.Count(found.Count(), "server")
+	removed := servers.Count(found.Count(), "server")
 	if o.data {
-		what += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
+		removed += fmt.Sprintf(" and the data dir %s with all VirtualMachines", dir.Layout)
 	}
 	if o.yes {
 		return nil
 	}
-	return command.Confirm(o.in, o.out, fmt.Sprintf("Remove %s?", what))
+	return command.Confirm(o.in, o.out, fmt.Sprintf("Remove %s?", removed))
 }
 
 func (o *purgeOptions) removeData(dir *datadir.Dir) error {
@@ -173,14 +172,14 @@ func (o *purgeOptions) removeData(dir *datadir.Dir) error {
 		o.printf("%s stays, since these are not Drover's: %s\n", dir.Layout, strings.Join(left, ", "))
 		return nil
 	}
-	if empty, err := dir.IsEmpty(); err == nil && empty {
+	if empty, err := datadir.IsEmpty(dir.Layout); err == nil && empty {
 		o.printf("%s stays, empty: only the owner of the folder above may remove it.\n", dir.Layout)
 	}
 	return nil
 }
 
-// checkNoMachines returns an error if the data dir holds machines that were released or
-// belong to another installation: they may run, and their disks are there.
+// checkNoMachines returns an error if the data dir contains machines that were released or
+// belong to another installation: they may run, and their disks are in the data dir.
 func checkNoMachines(dir *datadir.Dir) error {
 	dirs, err := engines.DataDirs(dir.Engines(), qemu.Name)
 	if err != nil {

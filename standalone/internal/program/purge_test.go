@@ -223,10 +223,10 @@ func TestPurgeOfAnotherEngine(t *testing.T) {
 	}{
 		"the same":          {`[{"driver": "docker", "engineID": "USED"}]`, used, nil, ""},
 		"another":           {`[{"driver": "docker", "engineID": "USED"}]`, other, nil, "docker/USED does not answer, but another engine in its place: docker/OTHER"},
-		"none":              {`[{"driver": "docker", "engineID": "USED"}]`, "unix:///none.sock", nil, "docker/USED cannot be asked"},
+		"none":              {`[{"driver": "docker", "engineID": "USED"}]`, "unix:///none.sock", nil, "docker/USED cannot be asked for its servers"},
 		"another, given up": {`[{"driver": "docker", "engineID": "USED"}]`, other, []string{"--skip-engine", "docker/USED"}, ""},
 		"one of two":        {`[{"driver": "docker", "engineID": "USED"}, {"driver": "docker", "engineID": "OTHER"}]`, used, nil, "docker/OTHER does not answer"},
-		"no id is known":    {`[{"driver": "docker"}]`, used, nil, "docker/unknown: no id is kept"},
+		"no id is known":    {`[{"driver": "docker"}]`, used, nil, "docker/unknown: the ID of the engine that was used is unknown"},
 		"no id, given up":   {`[{"driver": "docker"}]`, used, []string{"--skip-engine", "docker/unknown"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

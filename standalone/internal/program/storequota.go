@@ -11,8 +11,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// Bounds of the store's quota. The smallest has room for the objects of an empty API, and
-// etcd can rewrite a file of the largest before clients time out.
+// Bounds of the store's quota. The smallest quota is enough for the objects of an empty API. With
+// the largest quota, etcd can still rewrite its file before clients time out.
 const (
 	minStoreQuota     = 32 << 20
 	maxStoreQuota     = 8 << 30
@@ -21,10 +21,10 @@ const (
 	defaultMemoryPart = 32
 )
 
-// StoreQuota returns how many bytes the objects of the API may have.
+// StoreQuota returns the largest size of all objects of the API, in bytes.
 func (o *UpOptions) StoreQuota() (int64, error) {
 	if o.storeQuota == "" {
-		host, err := proc.ReadFigures("/proc/meminfo")
+		host, err := proc.ReadStats("/proc/meminfo")
 		return defaultStoreQuota(host["MemTotal"]), err
 	}
 	q, err := resource.ParseQuantity(o.storeQuota)
@@ -34,8 +34,8 @@ func (o *UpOptions) StoreQuota() (int64, error) {
 	return q.Value(), nil
 }
 
-// defaultStoreQuota returns the quota for a host, most of whose memory is for machines: a full
-// store was measured to take up to seven times its size in this process.
+// defaultStoreQuota returns the default quota for a host with memory bytes. Most of the memory should be
+// left for machines: by measurement, a full store takes up to seven times its size in this process.
 func defaultStoreQuota(memory int64) int64 {
 	return min(max(memory/defaultMemoryPart, defaultQuotaFrom), defaultQuotaTo)
 }

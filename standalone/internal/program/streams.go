@@ -10,11 +10,11 @@ import (
 	"cloudnative.tw/drover/internal/streams"
 )
 
-// LateStreams serves streams once the controller, which starts after kube-apiserver, has
-// given the handler.
+// LateStreams serves streams with a handler that is set later: kube-apiserver, which serves
+// LateStreams, starts before the controller, which has the handler.
 type LateStreams struct{ handler atomic.Pointer[http.Handler] }
 
-// Set has the handler serve from now on.
+// Set sets the handler. Earlier requests are refused.
 func (l *LateStreams) Set(handler http.Handler) { l.handler.Store(&handler) }
 
 // ServeHTTP implements http.Handler.

@@ -14,18 +14,18 @@ import (
 	"cloudnative.tw/drover/cmd/signals"
 )
 
-// newVMOptions returns what the verbs of drover vm share with those of kubectl vm, but
-// for the cluster, which is this Drover.
+// newVMOptions returns the options of the verbs of drover vm. They differ from the options of
+// kubectl vm in the default cluster, which is this Drover, and in the commands for help and advice.
 func newVMOptions() *kit.Options {
 	o := kit.NewOptions(genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr})
-	if self, err := os.Executable(); err == nil { // else ssh finds it by its path
+	if self, err := os.Executable(); err == nil { // after an error, package connect finds the program itself
 		o.Self = []string{self, "vm"}
 	}
 	o.Program, o.Kubectl, o.DefaultKubeconfig = "drover vm", "drover kubectl", defaultKubeconfig
 	return o
 }
 
-// newVMCommand returns the verbs of kubectl vm, for hosts without kubectl. main prints
+// newVMCommand returns a command with the verbs of kubectl vm, for hosts without kubectl. Program.Main prints
 // its errors as kubectl vm does.
 func newVMCommand(o *kit.Options) *cobra.Command {
 	cmd := app.NewCommand(o)
@@ -38,7 +38,7 @@ func newVMCommand(o *kit.Options) *cobra.Command {
 	return cmd
 }
 
-// isBelow reports whether a command is another one, or one of its subcommands.
+// isBelow reports whether cmd is parent, or one of its subcommands.
 func isBelow(cmd, parent *cobra.Command) bool {
 	for ; cmd != nil; cmd = cmd.Parent() {
 		if cmd == parent {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package purge removes the servers of an installation that does not run.
-// Start with Find, which lists them, and Found.Remove, which removes them.
+// Start with Find, which lists the servers, and Found.Remove, which removes them.
 package purge
 
 import (
@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// listTimeout is for one engine.
+	// listTimeout is how long one engine may take to list its servers.
 	listTimeout = 30 * time.Second
-	// removeTimeout is for one server.
+	// removeTimeout is how long the removal of one server may take.
 	removeTimeout = 2 * time.Minute
 	pollPeriod    = 200 * time.Millisecond
 	// maxParallel is how many servers are removed at a time.
@@ -42,17 +42,17 @@ type Engine interface {
 type NamedEngine struct {
 	Name   string
 	Engine Engine
-	// Doubt is why an empty list from the engine proves nothing; nil if it does prove
-	// that there are no servers.
+	// Doubt says why an empty list from the engine does not prove that there are no
+	// servers. It is nil if an empty list proves it.
 	Doubt error
 }
 
 // Found is the set of servers to remove.
 type Found struct {
 	servers []foundServer
-	// Released is the number of servers that were released on purpose and stay.
+	// Released is the number of servers that were released on purpose, and stay.
 	Released int
-	// Doubt is why there may be servers on engines that could not be queried, or nil.
+	// Doubt says why there may be servers on other engines than those that answered, or is nil.
 	Doubt error
 }
 
@@ -61,8 +61,8 @@ type foundServer struct {
 	engine NamedEngine
 }
 
-// Find lists the servers on all engines. An engine that does not answer is an
-// error, because servers may be on it.
+// Find lists the servers on all engines. It fails if an engine does not answer, because the
+// engine may have servers.
 func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 	all, seen := &Found{}, map[driver.Target]error{}
 	for _, e := range engines {
@@ -80,15 +80,15 @@ func Find(ctx context.Context, engines []NamedEngine) (*Found, error) {
 	return all, nil
 }
 
-// listServers lists the servers of the engine, whose folder may be on storage that does not answer.
+// listServers lists the servers of the engine. It has a timeout, since the engine's folder may be on storage that hangs.
 func (e NamedEngine) listServers(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	return datadir.Until(ctx, "no answer", func() ([]driver.Server, error) { return e.Engine.List(ctx) })
 }
 
-// addServer adds a server, unless it is listed twice because its engine is recorded both
-// with its id and, in doubt, without. seen has the doubts of the servers added so far.
+// addServer adds a server, unless the server was listed before because its engine is recorded both
+// with and without its ID. seen has the doubts of the servers that were listed so far.
 func (f *Found) addServer(s foundServer, seen map[driver.Target]error) {
 	target := driver.Target{UID: s.UID, ID: s.ID}
 	doubt, again := seen[target]
@@ -117,8 +117,8 @@ func (f *Found) Print(out io.Writer) error {
 	return table.Flush()
 }
 
-// Remove removes the servers, several at a time, and returns once none is left. It
-// continues after one that cannot be removed.
+// Remove removes the servers, several at a time. It continues with the other servers if a server
+// cannot be removed.
 func (f *Found) Remove(ctx context.Context, c clock.WithTicker) error {
 	errs := make([]error, len(f.servers))
 	var all errgroup.Group

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runstate has the description that a `drover up` writes of itself into a file of the
-// data dir: for commands that look at it from another process, and at its last run when it has ended.
+// Package runstate writes and reads a file of the data dir in which a running `drover up` describes itself.
+// Other commands read the file, also after the run has ended.
 //
 // Start with Recorder, which writes the file, and Read.
 package runstate
@@ -28,24 +28,24 @@ type State struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`
 	StartedAt time.Time `json:"startedAt"`
-	// EndedAt is zero while it runs, and if it was killed. Failure is why it ended, if that
-	// was not asked for.
+	// EndedAt is when the process ended. It is zero while the process runs, and if it was
+	// killed. Failure says why the process ended, if nobody asked it to.
 	EndedAt time.Time `json:"endedAt,omitzero"`
 	Failure string    `json:"failure,omitempty"`
-	// Args are the flags that were given or set by the environment, and Environment has the
-	// further variables that decide which engine is used.
+	// Args are the flags that were set by the command line or the environment. Environment has
+	// the EngineVariables that were set.
 	Args        []string          `json:"args,omitempty"`
 	Environment map[string]string `json:"environment,omitempty"`
 	Drivers     []string          `json:"drivers,omitempty"`
-	// Stopping is set from when a stop was requested.
+	// Stopping is set once a stop was requested.
 	Stopping bool `json:"stopping,omitempty"`
 }
 
-// EngineVariables are the variables that decide which engine is used.
+// EngineVariables are the environment variables that decide which engine is used.
 var EngineVariables = []string{"DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION"}
 
-// Read reads the file. It returns nil if there is none, as at the beginning of a first start. It refuses
-// a file that another user may have written, since its settings name programs to run.
+// Read reads the file. It returns nil if the file does not exist, as at the beginning of the first start. It
+// returns an error for a file that another user may have written, since its settings name programs to run.
 func Read(path string) (*State, error) {
 	content, info, err := datadir.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -74,8 +74,8 @@ type Recorder struct {
 	state State
 }
 
-// NewRecorder returns a recorder of a process that starts now. A write that fails is
-// ignored: the file is only for information.
+// NewRecorder returns a recorder for a process that starts now. It ignores failed writes, since
+// the file is only for information.
 func NewRecorder(version string, c clock.PassiveClock, write func([]byte) error) *Recorder {
 	return &Recorder{clock: c, write: write, state: State{Version: version, PID: os.Getpid(), StartedAt: c.Now()}}
 }
@@ -102,7 +102,7 @@ func (r *Recorder) Begin(flags *pflag.FlagSet, getenv func(string) string) {
 	})
 }
 
-// changedFlags returns the flags that were set, so that parsing them gives the same.
+// changedFlags returns arguments that set the same flags again when they are parsed.
 func changedFlags(flags *pflag.FlagSet) []string {
 	var args []string
 	flags.Visit(func(f *pflag.Flag) {
@@ -122,7 +122,7 @@ func (r *Recorder) Stopping() {
 	r.updateState(func(s *State, _ time.Time) { s.Stopping = true })
 }
 
-// SetDrivers records the drivers that run; the first is the default.
+// SetDrivers records the drivers that run. The first driver is the default.
 func (r *Recorder) SetDrivers(names []string) {
 	r.updateState(func(s *State, _ time.Time) { s.Drivers = slices.Clone(names) })
 }

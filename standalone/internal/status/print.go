@@ -21,8 +21,8 @@ import (
 	"cloudnative.tw/drover/standalone/internal/engines"
 )
 
-// Print prints the status for people. Every cell is fit for a terminal by itself, since the
-// warnings have colors, and a tab in a cell would move columns.
+// Print prints the status for people. Each cell is made safe for a terminal separately, since the
+// warnings have colors, and since a tab in a cell would move columns.
 func (s *Status) Print(out io.Writer, now time.Time, style findings.Style) error {
 	var text bytes.Buffer
 	fmt.Fprintln(&text, printable.Line(s.headlineAt(now)))
@@ -50,12 +50,12 @@ func (s *Status) headlineAt(now time.Time) string {
 		return name + " is stopped" + s.lastEnd(now)
 	case StateReady:
 		return fmt.Sprintf("%s runs (process %d%s)", name, s.PID, since)
-	default: // it starts or stops
+	default: // StateStarting or StateStopping
 		return fmt.Sprintf("%s is %s (process %d%s)", name, s.State, s.PID, since)
 	}
 }
 
-// lastEnd says how the last run ended.
+// lastEnd says how and when the last run ended.
 func (s *Status) lastEnd(now time.Time) string {
 	switch {
 	case s.Failure != "":
@@ -80,7 +80,7 @@ func (s *Status) printBasics(text *bytes.Buffer, now time.Time) {
 		row("disk", "%s free of %s", bytesize.Format(s.Disk.FreeBytes), bytesize.Format(s.Disk.TotalBytes))
 	}
 	if u := s.Store; u != nil {
-		row("store", "objects use %s of %s; etcd's file has %s, of which %s are in use", bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse))
+		row("store", "objects use %s of %s; etcd's file is %s, of which %s is in use", bytesize.Format(u.Objects), bytesize.Format(u.Quota), bytesize.Format(u.File), bytesize.Format(u.InUse))
 	}
 	if s.API != nil && s.API.Error != "" {
 		row("API", "%s: %s", cmp.Or(s.API.URL, "unknown"), s.API.Error)
@@ -128,7 +128,7 @@ func (s *Status) printDrivers(text *bytes.Buffer) {
 	_ = table.Flush()
 }
 
-// stateText says in a word or two how the driver is.
+// stateText returns the state of a driver in one or two words.
 func (d Driver) stateText() string {
 	switch {
 	case d.Error != "":
@@ -141,7 +141,7 @@ func (d Driver) stateText() string {
 	return "answers"
 }
 
-// printWarnings prints what is wrong in a line each; drover doctor says more.
+// printWarnings prints one line for each warning. drover doctor prints their meaning and how to fix them.
 func (s *Status) printWarnings(text *bytes.Buffer, style findings.Style) error {
 	all := s.Warnings
 	for _, d := range s.Drivers {

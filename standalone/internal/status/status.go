@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package status shows an installation at a glance: what runs, since when, on which engines.
+// Package status shows an installation at a glance: whether it runs, since when, and on which engines.
 //
-// Start with Gather. It only reads: the data dir, the API server and the engines. print.go
-// shows the result to people.
+// Start with Gather, which only reads the data dir, the API server and the engines. print.go
+// prints the result for people.
 package status
 
 import (
@@ -48,13 +48,13 @@ const (
 	StateStopped  State = "stopped"
 )
 
-// Status is an installation. What is not known is left out.
+// Status describes an installation. Unknown values are left out.
 type Status struct {
 	State     State     `json:"state"`
 	Version   string    `json:"version,omitempty"`
 	PID       int       `json:"pid,omitempty"`
 	StartedAt time.Time `json:"startedAt,omitzero"`
-	// EndedAt and Failure are of the last run, while none runs.
+	// EndedAt and Failure say when and why the last run ended, while Drover does not run.
 	EndedAt time.Time `json:"endedAt,omitzero"`
 	Failure string    `json:"failure,omitempty"`
 	DataDir string    `json:"dataDir"`
@@ -72,7 +72,7 @@ type Status struct {
 type API struct {
 	URL     string `json:"url"`
 	Version string `json:"version,omitempty"`
-	// Error is why it does not answer, or is not ready.
+	// Error says why the API server does not answer, or is not ready.
 	Error string `json:"error,omitempty"`
 }
 
@@ -88,22 +88,22 @@ type Driver struct {
 	EngineID string `json:"engineID,omitempty"`
 	Version  string `json:"version,omitempty"`
 	Dir      string `json:"dir,omitempty"`
-	// IsDefault is set for the driver of VirtualMachines that name none, and IsOff for one
-	// that has run before, and not in this run.
+	// IsDefault is set for the driver of VirtualMachines that do not name a driver. IsOff is set
+	// for a driver that an earlier run has used, and this run does not.
 	IsDefault bool `json:"isDefault,omitempty"`
 	IsOff     bool `json:"isOff,omitempty"`
-	// Error is why the engine does not answer; then there are no numbers.
+	// Error says why the engine does not answer. The numbers are then unknown.
 	Error string `json:"error,omitempty"`
-	// Servers are all that were not released, Running those of them that are on, Orphans those
-	// that no VirtualMachine owns (nil while that is not known), and Retained those that were
-	// released.
+	// Servers is the number of servers that were not released. Of these, Running is the number
+	// that are on, and Orphans the number that no VirtualMachine owns, or nil if it is unknown.
+	// Retained is the number of released servers.
 	Servers  int  `json:"servers"`
 	Running  int  `json:"running"`
 	Orphans  *int `json:"orphans,omitempty"`
 	Retained int  `json:"retained"`
 }
 
-// VMs are the VirtualMachines by phase. One without a phase is not observed yet.
+// VMs counts the VirtualMachines by phase. The phase is "" before a controller has seen a VirtualMachine.
 type VMs struct {
 	Total  int            `json:"total"`
 	Phases map[string]int `json:"phases"`
@@ -115,7 +115,7 @@ type Disk struct {
 	TotalBytes uint64 `json:"totalBytes"`
 }
 
-// engineTimeout and apiTimeout are how long the engines and the API may take.
+// engineTimeout and apiTimeout are how long the engines and the API may take to answer.
 const (
 	engineTimeout = 10 * time.Second
 	apiTimeout    = 10 * time.Second
@@ -136,14 +136,14 @@ func Gather(ctx context.Context, h *doctor.Host) (*Status, error) {
 	warnings := make(chan []findings.Finding, 1)
 	go func() { warnings <- h.Warnings(ctx) }()
 	s.readDisk()
-	surveyed := s.surveyEngines(ctx, h) // before the API: a VirtualMachine that is new then owns its server
+	surveyed := s.surveyEngines(ctx, h) // before the API, so that the owner of a new server is found
 	owners := s.readAPI(ctx, h)
 	s.setDrivers(h, surveyed, owners)
 	s.Warnings = append(s.Warnings, <-warnings...)
 	return s, nil
 }
 
-// readRun reads what the data dir says.
+// readRun reads from the data dir whether Drover runs, and how the last run ended.
 func (s *Status) readRun(h *doctor.Host) error {
 	found, err := h.Layout.Exists()
 	if err != nil {
@@ -177,7 +177,7 @@ func (s *Status) readDisk() {
 	}
 }
 
-// surveyEngines looks at the engines, whether Drover runs or not.
+// surveyEngines surveys the engines, whether Drover runs or not.
 func (s *Status) surveyEngines(ctx context.Context, h *doctor.Host) []engines.Surveyed {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
@@ -198,8 +198,8 @@ func (s *Status) addWarning(name, format string, args ...any) {
 	s.Warnings = append(s.Warnings, f)
 }
 
-// readAPI reads what the API server knows, if Drover runs. It returns the UIDs of all
-// VirtualMachines, or nil if they are not known.
+// readAPI reads the status from the API server, if Drover runs. It returns the UIDs of all
+// VirtualMachines, or nil if they are unknown.
 func (s *Status) readAPI(ctx context.Context, h *doctor.Host) map[types.UID]bool {
 	if s.PID == 0 {
 		return nil
@@ -233,7 +233,7 @@ func (s *Status) askAPI(ctx context.Context, h *doctor.Host, config *rest.Config
 	if failed := doctor.FailedChecks(ctx, server.RESTClient()); failed != "" {
 		return nil, fmt.Errorf("not ready: %s", failed)
 	}
-	// A drover of an earlier version that still runs does not serve the usage.
+	// A running drover of an earlier version does not serve the usage.
 	if s.Store, err = doctor.StoreUsage(ctx, server.RESTClient()); err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
 	}
@@ -257,7 +257,7 @@ func (s *Status) readLeader(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// readVMs counts the VirtualMachines, page by page.
+// readVMs counts the VirtualMachines, and returns their UIDs. It reads them page by page.
 func (s *Status) readVMs(ctx context.Context, config *rest.Config) (map[types.UID]bool, error) {
 	scheme := runtime.NewScheme()
 	if err := api.AddToScheme(scheme); err != nil {
@@ -338,5 +338,5 @@ func (d *Driver) countServers(servers []driver.Server, owners map[types.UID]bool
 	}
 }
 
-// sortedPhases returns the phases in order.
+// sortedPhases returns the phases in alphabetical order.
 func (v *VMs) sortedPhases() []string { return slices.Sorted(maps.Keys(v.Phases)) }

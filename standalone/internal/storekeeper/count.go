@@ -17,16 +17,16 @@ import (
 	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
-// pageSize is how many revisions are read in one transaction of the database. A longer one
-// would hold up writes that enlarge the file.
+// pageSize is how many revisions are read in one transaction of the database. A longer transaction
+// would block writes that enlarge the file.
 const pageSize = 10_000
 
 // tally is the result of a count of the store.
 type tally struct {
 	byNamespace map[string]int64
-	live        map[uint64]revision // by the hash of the key
-	names       map[string]string   // namespaces, each kept once
-	history     int64               // bytes of revisions that later ones have replaced
+	live        map[uint64]revision // keyed by the hash of the key
+	names       map[string]string   // the names of namespaces, so that each string is kept only once
+	history     int64               // bytes of revisions that later revisions have replaced
 	seed        maphash.Seed
 }
 
@@ -36,12 +36,12 @@ type revision struct {
 	size      int64
 }
 
-// countStore reads the keys and sizes of all revisions. It reads no values, so that its cost
-// depends on the number of objects and not on their size.
+// countStore reads the keys and sizes of all revisions. It does not decode the values, so that its
+// cost depends on the number of objects and not on their size.
 func (k *Keeper) countStore(ctx context.Context) (*tally, error) {
 	last := k.Server.KV().Rev()
 	backend := k.Server.Backend()
-	backend.ForceCommit() // what is not committed would come out of order
+	backend.ForceCommit() // uncommitted revisions would be read out of order
 	t := &tally{byNamespace: map[string]int64{}, live: map[uint64]revision{}, names: map[string]string{}, seed: maphash.MakeSeed()}
 	begin, end := mvcc.NewRevBytes(), mvcc.NewRevBytes()
 	begin = mvcc.RevToBytes(mvcc.Revision{}, begin)
@@ -112,10 +112,10 @@ func keyOf(value []byte) ([]byte, error) {
 	return nil, errors.New("a revision in etcd's database lacks a key")
 }
 
-// namespaceOf returns the namespace of an object that kube-apiserver has stored, and "" for a
-// key that has none. Keys with one are /registry/RESOURCE/NAMESPACE/NAME. In place of RESOURCE,
-// custom resources have GROUP/RESOURCE, whose group always has a dot, and services have
-// services/specs.
+// namespaceOf returns the namespace of an object that kube-apiserver has stored, or "" if the object
+// is cluster-scoped. The key of an object in a namespace is /registry/RESOURCE/NAMESPACE/NAME.
+// RESOURCE is services/specs for services, and GROUP/RESOURCE for custom resources, whose groups
+// always contain a dot.
 func (t *tally) namespaceOf(key []byte) string {
 	rest, ok := bytes.CutPrefix(key, []byte("/registry/"))
 	if !ok {

@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storekeeper keeps etcd's store usable: it counts what each namespace stores, removes
-// history, rewrites the file where that helps, and ends the alarm by which etcd refuses writes
-// once there is room again.
+// Package storekeeper keeps etcd's store usable: it counts the bytes that each namespace stores,
+// compacts history, and defragments the database file if that frees space. Once there is enough
+// space, it disarms the alarm NOSPACE, with which etcd refuses writes.
 //
-// Start with Keeper.Run. plan.go decides, and count.go reads the store.
+// Start with Keeper.Run. plan.go decides what to do, and count.go reads the store.
 package storekeeper
 
 import (
@@ -26,21 +26,21 @@ import (
 	"cloudnative.tw/drover/standalone/internal/storequota"
 )
 
-// Keeper keeps the store of one etcd.
+// Keeper maintains the store of one etcd server.
 type Keeper struct {
 	Server   *etcdserver.EtcdServer
 	Accounts *storequota.Accounts
-	// FileLimit is the size of its file from which on etcd refuses writes.
+	// FileLimit is the size of the database file at which etcd starts to refuse writes.
 	FileLimit int64
-	// Publish gets the usage after each round.
+	// Publish is called with the usage after each round.
 	Publish func(Usage)
 	Clock   clock.WithTicker
 	Log     logr.Logger
 
-	past         past
-	counting     time.Duration // how long the last count took
-	compacted    time.Time
-	defragmented time.Time
+	revisions     revisionHistory
+	countDuration time.Duration // of the last count
+	compacted     time.Time
+	defragmented  time.Time
 }
 
 // UsagePath is where the API serves a Usage as JSON.
@@ -48,13 +48,13 @@ const UsagePath = "/drover/store"
 
 // Usage is the size of the store's content, in bytes.
 type Usage struct {
-	// Objects may have Quota bytes in all. History is the content that they replaced and that etcd
-	// has not removed yet.
+	// Objects is the size of all objects, which Quota limits. History is the size of replaced content
+	// that etcd has not removed yet.
 	Objects int64 `json:"objects"`
 	Quota   int64 `json:"quota"`
 	History int64 `json:"history"`
-	// File is the size of etcd's file, of which InUse is not free. At FileLimit etcd refuses
-	// all writes until IsFull is false again.
+	// File is the size of etcd's file, and InUse the size of the part that is not free. At FileLimit
+	// etcd refuses all writes, and IsFull is set until it accepts writes again.
 	File      int64 `json:"file"`
 	InUse     int64 `json:"inUse"`
 	FileLimit int64 `json:"fileLimit"`
@@ -65,7 +65,7 @@ type Usage struct {
 	Largest []storequota.NamespaceUsage `json:"largest"`
 }
 
-// Latest has the usage that was published last. Before that it is zero.
+// Latest has the last published usage, or the zero value before the first.
 type Latest struct {
 	mu    sync.Mutex
 	usage Usage
@@ -85,45 +85,45 @@ func (l *Latest) Get() Usage {
 	return l.usage
 }
 
-// Times of the loop. A count that takes long makes the next one wait longer, so that counts
-// take at most a fiftieth of the time, or a fifth while much is written.
+// The time between two rounds is period, or minPeriod under a heavy write load. After a slow count it is
+// longer: waitFactor times the duration of the count, or a tenth of that under a heavy write load.
 const (
 	period      = 5 * time.Second
-	leastPeriod = time.Second
-	share       = 50
+	minPeriod   = time.Second
+	waitFactor  = 50
 	callTimeout = 30 * time.Second
 )
 
-// Prepare brings the store in order before anyone uses it. A store that was full is writable
-// afterwards, if there is room. What fails is tried again by Run.
+// Prepare runs a round before anyone uses the store. A full store is writable afterwards, if the round
+// can free enough space. If the round fails, Run tries again.
 func (k *Keeper) Prepare(ctx context.Context) { k.tryRound(ctx, true) }
 
 // Run repeats rounds until ctx ends.
 func (k *Keeper) Run(ctx context.Context) {
-	for k.waitForRound(ctx, max(period, share*k.counting), max(leastPeriod, share/10*k.counting)) {
+	for k.waitForRound(ctx, max(period, waitFactor*k.countDuration), max(minPeriod, waitFactor/10*k.countDuration)) {
 		k.tryRound(ctx, false)
 	}
 }
 
 func (k *Keeper) tryRound(ctx context.Context, isStart bool) {
 	if err := k.runRound(ctx, isStart); err != nil && ctx.Err() == nil {
-		k.Log.Error(err, "Could not keep etcd's store in order, will try again")
+		k.Log.Error(err, "Could not maintain etcd's store, will try again")
 	}
 }
 
-// waitForRound waits for the next round, which begins earlier if much is written. It returns false if
-// ctx ended.
-func (k *Keeper) waitForRound(ctx context.Context, usual, least time.Duration) bool {
+// waitForRound waits for the duration usual, or only for minimum under a heavy write load. It returns false if ctx has
+// ended.
+func (k *Keeper) waitForRound(ctx context.Context, usual, minimum time.Duration) bool {
 	for _, wait := range []struct {
-		until   time.Duration
-		pressed <-chan struct{}
-	}{{least, nil}, {usual - least, k.Accounts.Pressed()}} {
-		timer := k.Clock.NewTimer(wait.until)
+		duration   time.Duration
+		heavyLoads <-chan struct{}
+	}{{minimum, nil}, {usual - minimum, k.Accounts.HeavyLoads()}} {
+		timer := k.Clock.NewTimer(wait.duration)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return false
-		case <-wait.pressed:
+		case <-wait.heavyLoads:
 		case <-timer.C():
 		}
 		timer.Stop()
@@ -131,18 +131,18 @@ func (k *Keeper) waitForRound(ctx context.Context, usual, least time.Duration) b
 	return true
 }
 
-// runRound counts the store, acts if that is needed, and publishes the result.
+// runRound counts the store, removes history and frees space if necessary, and publishes the usage.
 func (k *Keeper) runRound(ctx context.Context, isStart bool) error {
 	k.Accounts.BeginCount()
 	now := k.Clock.Now()
-	k.past = append(k.past, moment{at: now, revision: k.Server.KV().Rev()})
+	k.revisions = append(k.revisions, timedRevision{at: now, revision: k.Server.KV().Rev()})
 	found, err := k.countStore(ctx)
 	if err != nil {
 		return fmt.Errorf("count the store: %w", err)
 	}
-	k.counting = k.Clock.Since(now)
+	k.countDuration = k.Clock.Since(now)
 	k.Accounts.EndCount(found.byNamespace)
-	err = errors.Join(k.compactHistory(ctx, now, k.gatherFacts(found, isStart)), k.makeRoom(ctx, found, isStart))
+	err = errors.Join(k.compactHistory(ctx, now, k.gatherFacts(found, isStart)), k.freeSpace(ctx, found, isStart))
 	k.publishUsage(found)
 	return err
 }
@@ -156,23 +156,22 @@ func (k *Keeper) gatherFacts(found *tally, isStart bool) facts {
 	}
 }
 
-// isFull reports whether etcd refuses writes for want of space.
+// isFull reports whether etcd refuses writes because its file is full.
 func (k *Keeper) isFull() bool { return len(k.listAlarms()) > 0 }
 
-// listAlarms returns the alarms about space. The other alarm, about a damaged database, is not
-// for this package to end.
+// listAlarms returns the alarms NOSPACE. This package must not disarm alarms of the other kind, CORRUPT.
 func (k *Keeper) listAlarms() []*etcdserverpb.AlarmMember {
 	return slices.DeleteFunc(k.Server.Alarms(), func(a *etcdserverpb.AlarmMember) bool {
 		return a.Alarm != etcdserverpb.AlarmType_NOSPACE
 	})
 }
 
-// compactHistory removes history that is older than needed.
+// compactHistory removes history that is older than the retention.
 func (k *Keeper) compactHistory(ctx context.Context, now time.Time, f facts) error {
 	if !f.shouldCompact() {
 		return nil
 	}
-	revision := k.past.trimBefore(now.Add(-f.retention()))
+	revision := k.revisions.trimBefore(now.Add(-f.retention()))
 	if revision == 0 {
 		return nil
 	}
@@ -187,12 +186,12 @@ func (k *Keeper) compactHistory(ctx context.Context, now time.Time, f facts) err
 		return fmt.Errorf("remove the history before revision %d: %w", revision, err)
 	}
 	err = k.announceCompaction(ctx, revision)
-	k.Server.Backend().ForceCommit() // pages that were freed count as free after the next commit
+	k.Server.Backend().ForceCommit() // so that the freed pages count as free
 	return err
 }
 
-// announceCompaction tells kube-apiserver which history was removed, by the key that kube-apiserver's
-// compaction uses. A full etcd refuses that, and the next compaction repeats it.
+// announceCompaction tells kube-apiserver which history was removed, with the key that kube-apiserver's
+// compaction uses. A full etcd would refuse the write; the next compaction repeats it.
 func (k *Keeper) announceCompaction(ctx context.Context, revision int64) error {
 	if k.isFull() {
 		return nil
@@ -201,23 +200,23 @@ func (k *Keeper) announceCompaction(ctx context.Context, revision int64) error {
 	return err
 }
 
-// makeRoom rewrites the file and ends the alarm, if that is needed and helps.
-func (k *Keeper) makeRoom(ctx context.Context, found *tally, isStart bool) error {
+// freeSpace defragments the file if that frees space, and disarms the alarms if there is enough space.
+func (k *Keeper) freeSpace(ctx context.Context, found *tally, isStart bool) error {
 	if f := k.gatherFacts(found, isStart); f.shouldDefragment() {
 		begin := k.Clock.Now()
 		k.defragmented = begin
 		if err := k.Server.Backend().Defrag(); err != nil {
-			return fmt.Errorf("rewrite etcd's file: %w", err)
+			return fmt.Errorf("defragment etcd's file: %w", err)
 		}
-		k.Log.Info("Rewrote etcd's file", "bytes", f.file, "bytesAfter", k.Server.Backend().Size(), "took", k.Clock.Since(begin))
+		k.Log.Info("Defragmented etcd's file", "bytes", f.file, "bytesAfter", k.Server.Backend().Size(), "took", k.Clock.Since(begin))
 	}
-	if !k.gatherFacts(found, isStart).hasRoom() {
+	if !k.gatherFacts(found, isStart).hasSpace() {
 		return nil
 	}
-	return k.endAlarms(ctx)
+	return k.disarmAlarms(ctx)
 }
 
-func (k *Keeper) endAlarms(ctx context.Context) error {
+func (k *Keeper) disarmAlarms(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for _, alarm := range k.listAlarms() {
@@ -225,9 +224,9 @@ func (k *Keeper) endAlarms(ctx context.Context) error {
 			Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: alarm.Alarm, MemberID: alarm.MemberID,
 		})
 		if err != nil {
-			return fmt.Errorf("end the alarm of a full store: %w", err)
+			return fmt.Errorf("disarm etcd's alarm NOSPACE: %w", err)
 		}
-		k.Log.Info("Ended etcd's alarm of a full store: it accepts writes again")
+		k.Log.Info("Disarmed etcd's alarm NOSPACE: etcd accepts writes again")
 	}
 	return nil
 }

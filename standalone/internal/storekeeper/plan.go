@@ -5,31 +5,31 @@ package storekeeper
 
 import "time"
 
-// How long history is kept: usually as long as kube-apiserver itself would keep it, and less
-// if there is much of it. Clients that ask for older state are told to list again.
+// How long history is kept: usually as long as kube-apiserver itself would keep it, and for a shorter time
+// if there is much history. Clients that ask for older state have to list again.
 const (
 	usualRetention = 5 * time.Minute
 	shortRetention = 10 * time.Second
 )
 
-// How long the file is not rewritten again, usually and while etcd refuses writes.
+// The shortest time between two defragmentations, usually and while etcd refuses writes.
 const (
 	usualPause = 5 * time.Minute
 	fullPause  = 10 * time.Second
 )
 
-// facts are about the store at one moment.
+// facts are facts about the store at one moment. Sizes are in bytes.
 type facts struct {
-	quota     int64 // of objects
-	fileLimit int64 // of etcd's file
-	file      int64
-	inUse     int64 // of the file
+	quota     int64 // the limit of objects
+	fileLimit int64 // the limit of file
+	file      int64 // the size of etcd's file
+	inUse     int64 // the part of the file that is not free
 	objects   int64
 	history   int64
 	isFull    bool // etcd refuses writes
 	isStart   bool // no client is connected yet
-	// sinceCompact and sinceDefragment are how long ago history was removed, and the file
-	// rewritten.
+	// sinceCompact is the time since history was last removed, and sinceDefragment the time since the
+	// file was last defragmented.
 	sinceCompact, sinceDefragment time.Duration
 }
 
@@ -50,12 +50,12 @@ func (f facts) retention() time.Duration {
 	return usualRetention
 }
 
-// shouldDefragment reports whether the file should be rewritten, for which etcd serves nobody.
-// Free pages are used again, so that the file stays as large as it was at most; rewriting
-// helps only if it comes near to its limit, or is large at a start.
+// shouldDefragment reports whether the file should be defragmented. During this, etcd does not answer. The
+// file does not grow while it has free pages, so defragmenting is worthwhile only if the file is near its
+// limit, or if it is large at a start.
 func (f facts) shouldDefragment() bool {
-	// All history was removed just now, which the database counts as free only after it has
-	// written something.
+	// At a start and in a full store, all history has just been removed. The database counts it as free
+	// only after another write.
 	withoutHistory := f.file - min(f.inUse, f.objects)
 	switch {
 	case f.isStart:
@@ -67,25 +67,25 @@ func (f facts) shouldDefragment() bool {
 	return f.file > f.fileLimit/4*3 && free > f.fileLimit/4 && f.sinceDefragment >= usualPause
 }
 
-// hasRoom reports whether etcd may accept writes again.
-func (f facts) hasRoom() bool { return f.file < f.fileLimit-f.fileLimit/16 }
+// hasSpace reports whether the file has enough free space for etcd to accept writes again.
+func (f facts) hasSpace() bool { return f.file < f.fileLimit-f.fileLimit/16 }
 
-// moment is a point in time, and the newest revision at it.
-type moment struct {
+// timedRevision is the newest revision at a point in time.
+type timedRevision struct {
 	at       time.Time
 	revision int64
 }
 
-// past is a list of moments, oldest first.
-type past []moment
+// revisionHistory is a list of revisions, oldest first.
+type revisionHistory []timedRevision
 
-// trimBefore removes moments that are older than the given time, and returns the newest revision at
-// that time, 0 if it is not known.
-func (p *past) trimBefore(before time.Time) int64 {
+// trimBefore removes the revisions before a time, and returns the newest revision at that time, or 0 if
+// it is unknown.
+func (h *revisionHistory) trimBefore(before time.Time) int64 {
 	revision := int64(0)
-	for len(*p) > 0 && !(*p)[0].at.After(before) {
-		revision = (*p)[0].revision
-		*p = (*p)[1:]
+	for len(*h) > 0 && !(*h)[0].at.After(before) {
+		revision = (*h)[0].revision
+		*h = (*h)[1:]
 	}
 	return revision
 }

@@ -60,7 +60,7 @@ func TestRetention(t *testing.T) {
 func TestTrim(t *testing.T) {
 	t.Parallel()
 	at := func(seconds int64) time.Time { return time.Unix(seconds, 0) }
-	p := past{{at(1), 10}, {at(2), 20}, {at(3), 30}}
+	p := revisionHistory{{at(1), 10}, {at(2), 20}, {at(3), 30}}
 	got := p.trimBefore(at(0))
 	assert.True(t, got == 0 && len(p) == 3, "before all: %d, %v", got, p)
 	got = p.trimBefore(at(2))

@@ -4,9 +4,9 @@
 // Package storequota divides the space of the API's store among namespaces, so that a user
 // who fills one namespace cannot stop the others.
 //
-// Start with Accounts, which has the bytes of each namespace. limits.go decides what may
-// still be written, admission.go asks for that decision inside kube-apiserver, and refund.go
-// takes back what is not stored after all.
+// Start with Accounts, which counts the bytes of each namespace. limits.go decides whether a
+// write is allowed, admission.go calls limits.go inside kube-apiserver, and refund.go
+// subtracts writes that were admitted but not stored.
 package storequota
 
 import (
@@ -18,32 +18,32 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Accounts has the bytes that each namespace stores. Objects outside of namespaces share the
-// account "". A count of the store corrects the accounts; between two counts each admitted
-// write is added, so that a burst cannot pass the limits.
+// Accounts counts the bytes that each namespace stores. Cluster-scoped objects share the
+// account "". Counts of the store correct the accounts. Between two counts each admitted write
+// is added, so that a burst of writes cannot exceed the limits.
 type Accounts struct {
-	quota   int64
-	clock   clock.PassiveClock
-	pressed chan struct{}
+	quota      int64
+	clock      clock.PassiveClock
+	heavyLoads chan struct{}
 
 	mu       sync.Mutex
 	accounts map[string]*account
 	sum      account
-	added    int64 // since the last count began
-	turn     time.Time
-	refused  int64
+	added    int64     // bytes added since the last count began
+	turn     time.Time // when the current churn period began
+	refused  int64     // the number of refused writes
 }
 
-// account has the bytes of a namespace: of its objects, by how they became known, and of churn.
+// account has the numbers of bytes of a namespace: of its objects, in four parts, and of churn.
 type account struct {
-	stored   int64 // shown by the last count
-	late     int64 // admitted before the last count began, and not shown by it
+	stored   int64 // found by the last count
+	late     int64 // admitted before the last count began, but not found by it
 	counting int64 // admitted before the running count began
-	fresh    int64 // admitted since
-	// extra is the part of these that was admitted beyond the account's share.
+	fresh    int64 // admitted since the last count began
+	// extra is the part of these bytes that was admitted beyond the account's share.
 	extra int64
-	// churn is the size of the content that updates and deletions have replaced, in the current
-	// period and the one before. It stays for a while as history in etcd and in the caches of kube-apiserver.
+	// churn is the size of the content that updates and deletions have replaced, in the current and in the
+	// previous period. The content stays for a while as history in etcd and in the caches of kube-apiserver.
 	churn [2]int64
 }
 
@@ -51,14 +51,14 @@ func (a *account) bytes() int64      { return a.stored + a.late + a.counting + a
 func (a *account) lasting() int64    { return max(0, a.bytes()-a.extra) }
 func (a *account) churnBytes() int64 { return a.churn[0] + a.churn[1] }
 
-// churnPeriod is the length of a period: two of them are longer than the 75 s for which
+// churnPeriod is the length of a period. Two periods are longer than the 75 s for which
 // kube-apiserver keeps the events of its watches in memory.
 const churnPeriod = 45 * time.Second
 
 // NewAccounts returns accounts that share quota bytes. They are empty until the first count.
 func NewAccounts(quota int64, c clock.PassiveClock) *Accounts {
 	return &Accounts{
-		quota: quota, clock: c, pressed: make(chan struct{}, 1),
+		quota: quota, clock: c, heavyLoads: make(chan struct{}, 1),
 		accounts: map[string]*account{}, turn: c.Now(),
 	}
 }
@@ -66,17 +66,17 @@ func NewAccounts(quota int64, c clock.PassiveClock) *Accounts {
 // Quota returns the bytes that all objects together may have.
 func (a *Accounts) Quota() int64 { return a.quota }
 
-// Pressed signals that much was written since the last count, so that the next one should
-// not wait for its turn.
-func (a *Accounts) Pressed() <-chan struct{} { return a.pressed }
+// HeavyLoads returns a channel that receives a value when so much was written since the last count that
+// the next count should begin earlier.
+func (a *Accounts) HeavyLoads() <-chan struct{} { return a.heavyLoads }
 
-// changeAccount applies f to an account and to the sum of all.
+// changeAccount applies f to an account and to the sum of all accounts.
 func (a *Accounts) changeAccount(namespace string, f func(*account)) {
 	f(a.accountOf(namespace))
 	f(&a.sum)
 }
 
-// accountOf returns the account of a namespace. One that stays empty goes with the next count.
+// accountOf returns the account of a namespace, and creates it if necessary. EndCount removes empty accounts.
 func (a *Accounts) accountOf(namespace string) *account {
 	own := a.accounts[namespace]
 	if own == nil {
@@ -95,7 +95,7 @@ func (a *Accounts) addWrite(namespace string, growth, churn int64) {
 	const part = 32
 	if a.added += growth + churn; a.added > a.quota/part {
 		select {
-		case a.pressed <- struct{}{}:
+		case a.heavyLoads <- struct{}{}:
 		default:
 		}
 	}
@@ -132,8 +132,8 @@ func (a *Accounts) BeginCount() {
 	}
 }
 
-// EndCount replaces what is known of the store. What was admitted before the count and does
-// not show in it may still be on its way, and stays in the account until the next count.
+// EndCount replaces the stored bytes by counted bytes. A write that was admitted before the count, and that
+// the count does not show, may not have reached the store yet. It stays in the account until the next count.
 func (a *Accounts) EndCount(counted map[string]int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -143,7 +143,7 @@ func (a *Accounts) EndCount(counted map[string]int64) {
 	}
 	a.sum = account{}
 	for namespace, x := range a.accounts {
-		// What was deleted may be written again.
+		// Deleted bytes no longer use up the allowance.
 		x.extra = max(0, x.extra-max(0, x.stored-counted[namespace]))
 		x.late = min(x.counting, max(0, x.stored+x.counting-counted[namespace]))
 		x.stored, x.counting = counted[namespace], 0
@@ -168,15 +168,15 @@ func (a *account) addAccount(x *account) {
 	a.churn[1] += x.churn[1]
 }
 
-// NamespaceUsage has the bytes of the objects of a namespace; the name is empty for objects
-// outside of namespaces.
+// NamespaceUsage is the size of the objects of a namespace. The name is empty for objects outside of
+// namespaces.
 type NamespaceUsage struct {
 	Name  string `json:"name"`
 	Bytes int64  `json:"bytes"`
 }
 
-// Largest returns the bytes of all namespaces together and those of the n largest, and how
-// many writes were refused since the start.
+// Largest returns the bytes of all namespaces together, the number of refused writes since the
+// start, and the bytes of the n largest namespaces.
 func (a *Accounts) Largest(n int) (total, refused int64, largest []NamespaceUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -75,8 +75,8 @@ func TestSmallUpdatesGoOn(t *testing.T) {
 		assert.True(t, r == nil, "an update that %s was refused: %v", name, r)
 	}
 	bits := int64(0)
-	for a.Admit(Write{Namespace: "large", Size: 2048, Growth: little, IsUpdate: true}) == nil {
-		bits += little
+	for a.Admit(Write{Namespace: "large", Size: 2048, Growth: smallGrowth, IsUpdate: true}) == nil {
+		bits += smallGrowth
 	}
 	assert.True(t, bits >= mebibyte/4 && bits <= 5*mebibyte, "small updates added %d bytes", bits)
 	r := a.Admit(Write{Namespace: "small", Size: 4096, Growth: 4096})
@@ -100,7 +100,7 @@ func TestOthersCannotTakeAShare(t *testing.T) {
 			namespace := fmt.Sprint("hostile-", i)
 			fill(a, namespace, mebibyte)
 			fill(a, namespace, 4096)
-			admitAll(a, Write{Namespace: namespace, Size: 4096, Growth: little, IsUpdate: true})
+			admitAll(a, Write{Namespace: namespace, Size: 4096, Growth: smallGrowth, IsUpdate: true})
 		}
 		counted := map[string]int64{}
 		for namespace, x := range a.accounts {
@@ -175,7 +175,7 @@ func TestChurn(t *testing.T) {
 	for a.Admit(update) == nil {
 		written += update.Size
 	}
-	if r := a.Admit(update); written > quota || r == nil || !r.IsPassing || !strings.Contains(r.Message, "a has replaced or deleted 100 MiB within 90 s") {
+	if r := a.Admit(update); written > quota || r == nil || !r.IsTemporary || !strings.Contains(r.Message, "a has replaced or deleted 100 MiB within 90 s") {
 		t.Errorf("%d bytes were replaced, then %+v", written, r)
 	}
 	assert.True(t, a.Admit(Write{Namespace: "a", Size: mebibyte, Growth: mebibyte}) != nil, "new objects are not bounded by the replaced content")
@@ -193,9 +193,9 @@ func TestPressed(t *testing.T) {
 	t.Parallel()
 	a, _ := newAccounts()
 	a.Admit(Write{Namespace: "a", Size: 4096, Growth: 4096})
-	assert.True(t, len(a.Pressed()) == 0, "a small write asks for a count")
+	assert.True(t, len(a.HeavyLoads()) == 0, "a small write asks for a count")
 	a.RecordDeletion("a", quota/16)
-	assert.True(t, len(a.Pressed()) == 1, "a large deletion asks for no count")
+	assert.True(t, len(a.HeavyLoads()) == 1, "a large deletion asks for no count")
 }
 
 // admitAll repeats a write until it is refused.

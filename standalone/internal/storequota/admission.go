@@ -21,11 +21,11 @@ import (
 // PluginName is the name of the admission plugin.
 const PluginName = "DroverStoreQuota"
 
-// retryAfter is how many seconds a client should wait after a refusal that passes.
+// retryAfter is how many seconds a client should wait after a temporary refusal.
 const retryAfter = 10
 
-// Register adds the plugin to those of kube-apiserver, as the last but for two: what others
-// refuse need not be taken back, and ResourceQuota records nothing that this one refuses.
+// Register adds the plugin to those of kube-apiserver, just before ResourceQuota: the plugin does not
+// count writes that earlier plugins refuse, and ResourceQuota does not count writes that the plugin refuses.
 func Register(o *genericoptions.AdmissionOptions, accounts *Accounts, users ...string) {
 	o.Plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
 		return &plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), accounts: accounts, own: users}, nil
@@ -34,18 +34,18 @@ func Register(o *genericoptions.AdmissionOptions, accounts *Accounts, users ...s
 	o.RecommendedPluginOrder = slices.Insert(slices.Clone(o.RecommendedPluginOrder), max(0, at), PluginName)
 }
 
-// plugin asks the accounts about each write.
+// plugin refuses writes that the accounts do not admit.
 type plugin struct {
 	*admission.Handler
 
 	accounts *Accounts
-	own      []string // names of the users of Drover itself
+	own      []string // the names of Drover's users
 }
 
 var _ admission.ValidationInterface = &plugin{}
 
-// Validate implements admission.ValidationInterface. It is the last to see an object before
-// it is stored: patches are applied and fields are defaulted.
+// Validate implements admission.ValidationInterface. It gets the object as it will be stored: patches are
+// applied and fields have their defaults.
 func (p *plugin) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	if a.IsDryRun() || !isStored(a) {
 		return nil
@@ -69,25 +69,25 @@ func (p *plugin) Validate(ctx context.Context, a admission.Attributes, o admissi
 	return refusalError(a, p.accounts.Admit(w))
 }
 
-// refusalError returns a refusal as an error of the API.
+// refusalError converts a refusal to an error of the API.
 func refusalError(a admission.Attributes, r *Refusal) error {
 	switch {
 	case r == nil:
 		return nil
-	case r.IsPassing:
+	case r.IsTemporary:
 		return apierrors.NewTooManyRequests(r.Message, retryAfter)
 	}
 	return admission.NewForbidden(a, errors.New(r.Message))
 }
 
-// isOwn reports whether a user is a part of this process. Their writes follow from objects
-// that were admitted before, and without them nothing would be cleaned up.
+// isOwn reports whether a user is a part of this process. Writes of such users follow from objects that were
+// admitted before, and without these writes nothing would be cleaned up.
 func (p *plugin) isOwn(u user.Info) bool {
 	return u.GetName() == user.APIServerUser || slices.Contains(p.own, u.GetName()) ||
 		slices.Contains(u.GetGroups(), serviceaccount.MakeNamespaceGroupName("kube-system"))
 }
 
-// isStored reports whether a request stores an object. Reviews and tokens are only answered.
+// isStored reports whether a request stores an object. Reviews and token requests do not.
 func isStored(a admission.Attributes) bool {
 	group := a.GetResource().Group
 	return group != "authentication.k8s.io" && group != "authorization.k8s.io" &&
@@ -99,14 +99,14 @@ func isLease(a admission.Attributes) bool {
 	return r.Group == "coordination.k8s.io" && r.Resource == "leases"
 }
 
-// isBeingDeleted reports whether an object waits for its finalizers only. Another deletion
-// replaces nothing.
+// isBeingDeleted reports whether an object only waits for its finalizers. Deleting it again does not
+// replace content.
 func isBeingDeleted(object runtime.Object) bool {
 	m, err := meta.Accessor(object)
 	return err == nil && m.GetDeletionTimestamp() != nil
 }
 
-// removesFinalizer reports whether an update removes a finalizer and adds none.
+// removesFinalizer reports whether an update reduces the number of finalizers.
 func removesFinalizer(before, after runtime.Object) bool {
 	old, err := meta.Accessor(before)
 	if err != nil {

@@ -18,15 +18,15 @@ type Ticket struct {
 
 type ticketKey struct{}
 
-// ticketOf returns the ticket of a request, nil if it has none.
+// ticketOf returns the ticket of a request, or nil if the request does not have one.
 func ticketOf(ctx context.Context) *Ticket {
 	t, _ := ctx.Value(ticketKey{}).(*Ticket)
 	return t
 }
 
-// WithRefunds returns a handler that takes a write back from its account if the API refuses the
-// request after the plugin has admitted it: the object exists already, or a ResourceQuota is
-// used up. A user could fill the accounts by such requests, and store nothing.
+// WithRefunds returns a handler that subtracts a write from its account if the API refuses the request
+// after the plugin has admitted it, for example because the object already exists or a ResourceQuota is
+// used up. Otherwise a user could fill the accounts with such requests without storing anything.
 func (a *Accounts) WithRefunds(api http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPost && r.Method != http.MethodPut && r.Method != http.MethodPatch {
@@ -35,7 +35,7 @@ func (a *Accounts) WithRefunds(api http.Handler) http.Handler {
 		}
 		answer, ticket := &answer{ResponseWriter: w}, &Ticket{}
 		api.ServeHTTP(responsewriter.WrapForHTTP1Or2(answer), r.WithContext(context.WithValue(r.Context(), ticketKey{}, ticket)))
-		switch answer.code { // what has timed out may be stored later
+		switch answer.code { // not after a timeout, since the object may still be stored
 		case http.StatusForbidden, http.StatusConflict, http.StatusUnprocessableEntity:
 			a.mu.Lock()
 			defer a.mu.Unlock()
@@ -44,7 +44,7 @@ func (a *Accounts) WithRefunds(api http.Handler) http.Handler {
 	})
 }
 
-// refundTicket takes back what a ticket has, and empties it.
+// refundTicket subtracts the amounts of a ticket from its account, and empties the ticket.
 func (a *Accounts) refundTicket(t *Ticket) {
 	own := a.accountOf(t.namespace)
 	growth, churn := own.subtract(t.growth, t.churn)
@@ -53,7 +53,8 @@ func (a *Accounts) refundTicket(t *Ticket) {
 	*t = Ticket{}
 }
 
-// subtract takes bytes of admitted writes and of churn back, and returns how many there were.
+// subtract subtracts bytes of admitted writes and of churn, as far as the account has them, and returns how many it
+// has subtracted.
 func (a *account) subtract(growth, churn int64) (takenGrowth, takenChurn int64) {
 	for _, part := range []*int64{&a.fresh, &a.counting, &a.late} {
 		n := min(*part, growth-takenGrowth)
@@ -68,7 +69,7 @@ func (a *account) subtract(growth, churn int64) (takenGrowth, takenChurn int64) 
 	return takenGrowth, takenChurn
 }
 
-// answer knows the code of a response.
+// answer is a response that records its status code.
 type answer struct {
 	http.ResponseWriter
 
@@ -81,5 +82,5 @@ func (a *answer) WriteHeader(code int) {
 	a.ResponseWriter.WriteHeader(code)
 }
 
-// Unwrap lets the wrapper find the interfaces of the response.
+// Unwrap lets package responsewriter find the interfaces of the response.
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }

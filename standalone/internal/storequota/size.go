@@ -14,18 +14,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// ObjectOverhead is added to the size of each object: what etcd and the caches of
-// kube-apiserver need for an object beside its content.
+// ObjectOverhead is added to the size of each object, for the memory that etcd and the caches of
+// kube-apiserver need in addition to the content.
 const ObjectOverhead = 1 << 10
 
-// measurer returns the sizes with which objects are stored.
+// measurer measures the sizes of objects as they are stored.
 type measurer struct {
 	kind      schema.GroupVersionKind
 	convertor runtime.ObjectConvertor
 }
 
-// sizeOf returns the size of an object, without the fields that change with every write, so that
-// an update of nothing else does not count as growth.
+// sizeOf returns the size of an object. It leaves out the fields that change with every write, so that
+// an update that only changes such fields does not count as growth.
 func (m measurer) sizeOf(object runtime.Object) int64 {
 	if object == nil {
 		return 0
@@ -61,8 +61,8 @@ func sizeOfCustom(object *unstructured.Unstructured) int64 {
 	return sizeOfJSON(content)
 }
 
-// sizeOfJSON returns the length of a value as JSON, and the largest size that a request may
-// have for one that has none.
+// sizeOfJSON returns the length of a value as JSON. For a value that cannot be encoded it returns the
+// largest size of a request.
 func sizeOfJSON(value any) int64 {
 	const largest = 3 << 20
 	var n counter
@@ -72,7 +72,7 @@ func sizeOfJSON(value any) int64 {
 	return int64(n)
 }
 
-// counter counts what is written to it.
+// counter counts the bytes that are written to it.
 type counter int64
 
 func (c *counter) Write(p []byte) (int, error) {

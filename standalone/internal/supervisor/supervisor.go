@@ -1,9 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package supervisor runs the parts of a program in order: each starts when the one
-// before it is ready. If one part ends unexpectedly, all stop. They stop in reverse order.
-// Start with Run.
+// Package supervisor runs the components of a program in order: a component starts when the previous component
+// is ready. If a component ends unexpectedly, all components stop. They stop in reverse order. Start with Run.
 package supervisor
 
 import (
@@ -16,26 +15,26 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Component is one part, which runs as long as the program does.
+// Component is a part of a program that runs as long as the program does.
 type Component struct {
 	Name string
-	// Run works until its context ends. A component without Run is a step: it only
-	// does something, in Ready, before the next one starts.
+	// Run works until its context ends. A component without Run is a step: its function
+	// Ready does all of its work, before the next component starts.
 	Run func(context.Context) error
-	// Ready returns once the component does its work; nil means immediately.
+	// Ready returns once the component does its work. If nil, it is ready immediately.
 	Ready func(context.Context) error
-	// Cause returns why it is not ready yet, as far as that is known; nil is for a component that does not know.
+	// Cause returns why the component is not ready yet, or nil if that is unknown. It may be nil.
 	Cause func() error
-	// Within is how long it may take to be ready.
+	// Within is how long the component may take to be ready.
 	Within time.Duration
-	// StopBy is when, counted from the start of the stop, the component is left
-	// behind if it has not ended.
+	// StopBy is how long after the start of the stop the Runner waits for the end of the
+	// component. Then it leaves the component behind.
 	StopBy time.Duration
 }
 
 // Observer is notified of progress, for people to see.
 type Observer interface {
-	// Waiting is called once if a component is not ready after a while. cause may be nil.
+	// Waiting is called once if a component is not ready after noticeDelay. cause may be nil.
 	Waiting(name string, after time.Duration, cause error)
 	Ready(name string, took time.Duration)
 	Stopping()
@@ -47,17 +46,17 @@ type Observer interface {
 type Runner struct {
 	Clock    clock.WithTicker
 	Observer Observer
-	running  []*running
+	running  []*runningComponent
 	failed   chan error
 }
 
-type running struct {
+type runningComponent struct {
 	Component
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// componentError is the cause of a stop that was not requested.
+// componentError means that a component has ended unexpectedly.
 type componentError struct {
 	name string
 	err  error
@@ -72,11 +71,11 @@ func (e *componentError) Error() string {
 
 func (e *componentError) Unwrap() error { return e.err }
 
-// Run starts the parts, calls onReady when all are ready, and stops them. It returns nil if
-// that is because ctx ended, and an error if one of them ended unexpectedly.
-func (r *Runner) Run(ctx context.Context, parts []Component, onReady func() error) error {
-	r.failed = make(chan error, len(parts))
-	err := r.startAll(ctx, parts)
+// Run starts the components, calls onReady when all are ready, and stops them when ctx ends or one of them
+// ends unexpectedly. It returns nil after ctx has ended, unless a component ended unexpectedly.
+func (r *Runner) Run(ctx context.Context, components []Component, onReady func() error) error {
+	r.failed = make(chan error, len(components))
+	err := r.startAll(ctx, components)
 	if err == nil {
 		err = onReady()
 	}
@@ -98,30 +97,30 @@ func isComponentError(err error) bool {
 	return errors.As(err, &failure)
 }
 
-func (r *Runner) startAll(ctx context.Context, parts []Component) error {
-	for _, p := range parts {
+func (r *Runner) startAll(ctx context.Context, components []Component) error {
+	for _, c := range components {
 		begin := r.Clock.Now()
-		if err := r.startComponent(ctx, p); err != nil {
+		if err := r.startComponent(ctx, c); err != nil {
 			return err
 		}
-		r.Observer.Ready(p.Name, r.Clock.Since(begin))
+		r.Observer.Ready(c.Name, r.Clock.Since(begin))
 	}
 	return nil
 }
 
-// startComponent launches one part under a separate context, so that it outlives ctx until
-// its turn to stop, and waits until it is ready.
-func (r *Runner) startComponent(ctx context.Context, p Component) error {
-	if p.Run != nil {
-		r.launchComponent(context.WithoutCancel(ctx), p)
+// startComponent starts a component and waits until it is ready. The component has a separate
+// context, so that it runs on after the end of ctx until it has to stop.
+func (r *Runner) startComponent(ctx context.Context, c Component) error {
+	if c.Run != nil {
+		r.launchComponent(context.WithoutCancel(ctx), c)
 	}
-	if p.Ready == nil {
+	if c.Ready == nil {
 		return ctx.Err()
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.Within)
+	ctx, cancel := context.WithTimeout(ctx, c.Within)
 	defer cancel()
 	ready := make(chan error, 1)
-	go func() { ready <- p.Ready(ctx) }()
+	go func() { ready <- c.Ready(ctx) }()
 	notice := r.Clock.NewTimer(noticeDelay)
 	defer notice.Stop()
 	for {
@@ -129,26 +128,26 @@ func (r *Runner) startComponent(ctx context.Context, p Component) error {
 		case err := <-r.failed:
 			return err
 		case err := <-ready:
-			return r.explainFailure(ctx, p, err)
+			return r.explainFailure(ctx, c, err)
 		case <-notice.C():
-			r.Observer.Waiting(p.Name, noticeDelay, p.failureCause())
+			r.Observer.Waiting(c.Name, noticeDelay, c.unreadyCause())
 		}
 	}
 }
 
-// noticeDelay is after how long people are told that a component is not ready.
+// noticeDelay is how long a component may take to be ready before the Observer is told.
 const noticeDelay = 10 * time.Second
 
-func (c *Component) failureCause() error {
+func (c *Component) unreadyCause() error {
 	if c.Cause == nil {
 		return nil
 	}
 	return c.Cause()
 }
 
-// explainFailure prefers the unexpected end of a part to the failed wait that follows
-// from it.
-func (r *Runner) explainFailure(ctx context.Context, p Component, err error) error {
+// explainFailure returns the error of a component that did not become ready. If a component
+// has ended unexpectedly, it returns that error, which is the cause of err.
+func (r *Runner) explainFailure(ctx context.Context, c Component, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -158,20 +157,20 @@ func (r *Runner) explainFailure(ctx context.Context, p Component, err error) err
 	default:
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("%s was not ready within %s: %w", p.Name, p.Within, err)
+		return fmt.Errorf("%s was not ready within %s: %w", c.Name, c.Within, err)
 	}
-	return fmt.Errorf("%s: %w", p.Name, err)
+	return fmt.Errorf("%s: %w", c.Name, err)
 }
 
-func (r *Runner) launchComponent(ctx context.Context, p Component) {
+func (r *Runner) launchComponent(ctx context.Context, c Component) {
 	ctx, cancel := context.WithCancel(ctx)
-	run := &running{Component: p, cancel: cancel, done: make(chan struct{})}
-	r.running = append(r.running, run)
+	running := &runningComponent{Component: c, cancel: cancel, done: make(chan struct{})}
+	r.running = append(r.running, running)
 	go func() {
-		defer close(run.done)
-		err := p.Run(ctx)
+		defer close(running.done)
+		err := c.Run(ctx)
 		if ctx.Err() == nil {
-			r.failed <- &componentError{name: p.Name, err: err}
+			r.failed <- &componentError{name: c.Name, err: err}
 		}
 	}()
 }
@@ -179,20 +178,21 @@ func (r *Runner) launchComponent(ctx context.Context, p Component) {
 func (r *Runner) stopAll() {
 	begin := r.Clock.Now()
 	r.Observer.Stopping()
-	for _, run := range slices.Backward(r.running) {
-		r.stopComponent(run, begin)
+	for _, c := range slices.Backward(r.running) {
+		r.stopComponent(c, begin)
 	}
 }
 
-func (r *Runner) stopComponent(run *running, begin time.Time) {
-	run.cancel()
-	own := r.Clock.Now()
-	timer := r.Clock.NewTimer(max(0, run.StopBy-r.Clock.Since(begin)))
+// stopComponent stops a component. allBegin is when the stop of all components began.
+func (r *Runner) stopComponent(c *runningComponent, allBegin time.Time) {
+	c.cancel()
+	begin := r.Clock.Now()
+	timer := r.Clock.NewTimer(max(0, c.StopBy-r.Clock.Since(allBegin)))
 	defer timer.Stop()
 	select {
-	case <-run.done:
-		r.Observer.Stopped(run.Name, r.Clock.Since(own))
+	case <-c.done:
+		r.Observer.Stopped(c.Name, r.Clock.Since(begin))
 	case <-timer.C():
-		r.Observer.LeftBehind(run.Name, r.Clock.Since(own))
+		r.Observer.LeftBehind(c.Name, r.Clock.Since(begin))
 	}
 }

@@ -12,28 +12,27 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// Aims.
 const (
-	gracefulAim    = 250 * time.Millisecond // p99, from the release
-	crashAllowance = time.Second            // the most, on top of the Lease
+	gracefulAim    = 250 * time.Millisecond // for 99 % of the times from the Lease's release to the new leader
+	crashAllowance = time.Second            // for all times from a kill to the new leader, on top of the Lease's duration
 )
 
 // circumstances are the conditions under which a handover is measured.
 type circumstances struct {
-	fleet string
-	vms   int
-	sig   syscall.Signal
+	fleet string         // whose replicas they are: nameDrover or namePlain
+	vms   int            // the number of VMs in the cluster
+	sig   syscall.Signal // that ends the leader
 }
 
-// figure is one thing that is measured in a handover.
+// figure is the time between two events of a handover.
 type figure struct {
 	sig  syscall.Signal
 	what string
 	from func(handover) time.Duration
 	to   func(handover) time.Duration
-	// isIn tells which handovers have such a time.
+	// isIn reports whether a handover has both events.
 	isIn func(handover) bool
-	// aim is the most that the percentile may be; 0 means that there is no aim.
+	// aim is the upper bound of the percentile; 0 means no aim.
 	aim        time.Duration
 	percentile float64
 }
@@ -46,22 +45,22 @@ func newFigures(lease time.Duration) []figure {
 	reconciled := func(h handover) time.Duration { return h.Reconciled }
 	all := func(handover) bool { return true }
 	isReleased := func(h handover) bool { return h.Released > 0 }
-	inGap := func(h handover) bool { return h.InGap }
+	hasLeaderlessVM := func(h handover) bool { return h.HasLeaderlessVM }
 	const term, kill = syscall.SIGTERM, syscall.SIGKILL
 	return []figure{
-		{term, "signal to release", signalled, released, isReleased, 0, 0},
-		{term, "release to new leader", released, elected, isReleased, gracefulAim, 99},
-		{term, "signal to new leader", signalled, elected, all, 0, 0},
-		{term, "new leader to first reconcile", elected, reconciled, inGap, 0, 0},
-		{term, "signal to first reconcile", signalled, reconciled, inGap, 0, 0},
-		{kill, "last renewal to new leader", renewed, elected, all, 0, 0},
-		{kill, "kill to new leader", signalled, elected, all, lease + crashAllowance, 100},
-		{kill, "new leader to first reconcile", elected, reconciled, inGap, 0, 0},
-		{kill, "kill to first reconcile", signalled, reconciled, inGap, 0, 0},
+		{sig: term, what: "signal to release", from: signalled, to: released, isIn: isReleased},
+		{sig: term, what: "release to new leader", from: released, to: elected, isIn: isReleased, aim: gracefulAim, percentile: 99},
+		{sig: term, what: "signal to new leader", from: signalled, to: elected, isIn: all},
+		{sig: term, what: "new leader to first reconcile", from: elected, to: reconciled, isIn: hasLeaderlessVM},
+		{sig: term, what: "signal to first reconcile", from: signalled, to: reconciled, isIn: hasLeaderlessVM},
+		{sig: kill, what: "last renewal to new leader", from: renewed, to: elected, isIn: all},
+		{sig: kill, what: "kill to new leader", from: signalled, to: elected, isIn: all, aim: lease + crashAllowance, percentile: 100},
+		{sig: kill, what: "new leader to first reconcile", from: elected, to: reconciled, isIn: hasLeaderlessVM},
+		{sig: kill, what: "kill to first reconcile", from: signalled, to: reconciled, isIn: hasLeaderlessVM},
 	}
 }
 
-// timesOf returns a figure of the handovers that have it, in ms.
+// timesOf returns the times of the handovers that have the figure, in ms.
 func (f figure) timesOf(seen []handover) (times []float64) {
 	for _, h := range seen {
 		if f.isIn(h) {
@@ -71,31 +70,37 @@ func (f figure) timesOf(seen []handover) (times []float64) {
 	return times
 }
 
-// addRows makes rows of what was seen, and of what the VMs added to it.
+// addRows adds rows for the times of each figure, and for the differences between times with and without VMs.
 func (b *benchmark) addRows() {
 	for _, f := range newFigures(b.settings.Lease) {
 		what := unix.SignalName(f.sig) + ": " + f.what
-		times := map[circumstances][]float64{}
 		for _, vms := range b.Sizes {
 			ours, plain := circumstances{nameDrover, vms, f.sig}, circumstances{namePlain, vms, f.sig}
-			times[ours], times[plain] = f.timesOf(b.handovers[ours]), f.timesOf(b.handovers[plain])
-			b.addRow(f, what, ours, times[ours], times[plain])
-			for _, name := range []string{nameDrover, namePlain} {
-				bare, full := times[circumstances{name, 0, f.sig}], times[circumstances{name, vms, f.sig}]
-				if vms == 0 || len(bare) == 0 || len(full) == 0 {
-					continue
-				}
-				if row := b.AddDifference(what+", added by VMs to "+name, vms, "ms", full, bare); name == nameDrover {
-					row.RatioAtMost(1) // nothing to be seen
-				}
+			b.addRow(f, what, ours, f.timesOf(b.handovers[ours]), f.timesOf(b.handovers[plain]))
+			if vms > 0 {
+				b.addDifferences(f, what, vms)
 			}
+		}
+	}
+}
+
+func (b *benchmark) addDifferences(f figure, what string, vms int) {
+	for _, name := range []string{nameDrover, namePlain} {
+		without, with := circumstances{name, 0, f.sig}, circumstances{name, vms, f.sig}
+		base, more := f.timesOf(b.handovers[without]), f.timesOf(b.handovers[with])
+		if len(base) == 0 || len(more) == 0 {
+			continue
+		}
+		row := b.AddDifference(what+", added by VMs to "+name, vms, "ms", more, base)
+		if name == nameDrover {
+			row.RatioAtMost(1) // not above the noise
 		}
 	}
 }
 
 func (b *benchmark) addRow(f figure, what string, at circumstances, ours, plain []float64) {
 	if all := len(b.handovers[at]); len(ours) < all {
-		b.Notef("%s with %d VMs: %d of %d runs have no such time: the Lease was not released, or the VM did not fall into the gap",
+		b.Notef("%s with %d VMs: %d of %d runs have no such time: the Lease was not released, or the VM was not made while no replica led",
 			what, at.vms, all-len(ours), all)
 	}
 	if len(ours) == 0 {

@@ -14,32 +14,32 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// steadyTimeout is how long it may take until replicas run, are ready and have a
+// steadyTimeout bounds the wait until replicas run, are ready and have a
 // leader.
 const steadyTimeout = 2 * time.Minute
 
 type leaseEvent = bench.Event[*coordinationv1.Lease]
 
-// fleet is the replicas of one kind, and the Lease that they share.
+// fleet has the replicas of one program, and the Lease that they share.
 type fleet struct {
 	name     string
 	log      *bench.Log[*coordinationv1.Lease]
 	launch   func(identity string) (*bench.Controller, error)
 	replicas []*replica
 	started  int
-	lost     int // ended without being stopped
+	lost     int // replicas that ended by themselves
 }
 
 // replica is a process that takes part in an election.
 type replica struct {
 	*bench.Controller
 	identity string
-	// stopRequested is set when its end is requested.
+	// stopRequested is set before the benchmark ends the replica.
 	stopRequested bool
 }
 
-// complete starts replicas until all take part in the election.
-func (f *fleet) complete() error {
+// startMissing starts replicas in place of those that have ended.
+func (f *fleet) startMissing() error {
 	alive := f.replicas[:0]
 	for _, r := range f.replicas {
 		if !r.HasEnded() {
@@ -66,7 +66,7 @@ func lastLine(output string) string {
 	return lines[len(lines)-1]
 }
 
-// waitForLeader returns the replica that the Lease names.
+// waitForLeader waits until the Lease names one of the replicas, and returns it.
 func (f *fleet) waitForLeader() (leader *replica, err error) {
 	_, err = bench.Poll(steadyTimeout, func() error {
 		last, _ := f.log.Last()
@@ -81,7 +81,7 @@ func (f *fleet) waitForLeader() (leader *replica, err error) {
 	return leader, err
 }
 
-// holderOf returns the name that a replica was given; Drover adds a suffix to it.
+// holderOf returns the identity of the Lease's holder, without the suffix that Drover adds.
 func holderOf(e leaseEvent) string {
 	if e.Object == nil || e.Object.Spec.HolderIdentity == nil {
 		return ""

@@ -20,29 +20,30 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// handoverTimeout is how long a handover may take beyond the Lease.
+// handoverTimeout is how long a handover may take in addition to the Lease's duration.
 const handoverTimeout = time.Minute
 
 type vmEvent = bench.Event[*api.VirtualMachine]
 
 // handover is one observed change of leader. Times are since the signal.
 type handover struct {
-	// Renewed is when the old leader was last seen to write the Lease, in most cases
-	// before the signal and thus negative.
+	// Renewed is when the old leader last wrote the Lease, in most cases before the
+	// signal and thus negative.
 	Renewed time.Duration
-	// Released is when the old leader has emptied the Lease; 0 if it has not, as
-	// when it was killed.
+	// Released is when the old leader released the Lease, or 0 if it did not, for
+	// example because it was killed.
 	Released time.Duration
-	// Elected is when the Lease names a new leader.
+	// Elected is when the Lease first names a new leader.
 	Elected time.Duration
 	// Reconciled is when Drover first writes to the VM.
 	Reconciled time.Duration
-	// InGap reports whether the VM was created after the signal and before the new
-	// leader, which then was the first to write to it.
-	InGap bool
+	// HasLeaderlessVM reports whether the VM was created while no replica led, so that the new
+	// leader was the first to write to it.
+	HasLeaderlessVM bool
 }
 
-// measureHandover ends the leader of a fleet, and watches the handover.
+// measureHandover ends the leader of a fleet, and observes the handover. If name is set, it also creates a VM of
+// this name while there is no leader.
 func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.Signal, name string) (handover, error) {
 	if err := b.waitUntilSteady(ctx); err != nil {
 		return handover{}, err
@@ -57,7 +58,7 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, b.settings.Lease+handoverTimeout, errors.New("not seen in time"))
 	defer cancel()
-	w := &handoverObserver{b: b, ctx: ctx, old: leader.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.gap.Len()}
+	w := &handoverObserver{b: b, ctx: ctx, old: leader.identity, log: f.log, from: max(f.log.Len()-1, 0), vmFrom: b.vmLog.Len()}
 	leader.stopRequested = true
 	w.signalled = time.Now()
 	if err := syscall.Kill(leader.PID(), sig); err != nil {
@@ -76,11 +77,11 @@ func (b *benchmark) measureHandover(ctx context.Context, f *fleet, sig syscall.S
 	return w.handover, checkExit(ctx, leader, sig)
 }
 
-// waitUntilSteady waits until all replicas run and no work is left.
+// waitUntilSteady starts missing replicas, and waits until no work is left.
 func (b *benchmark) waitUntilSteady(ctx context.Context) error {
 	pids := []int{b.PID()}
 	for _, f := range b.fleets {
-		if err := f.complete(); err != nil {
+		if err := f.startMissing(); err != nil {
 			return err
 		}
 		for _, r := range f.replicas {
@@ -90,7 +91,7 @@ func (b *benchmark) waitUntilSteady(ctx context.Context) error {
 	return bench.AwaitQuiet(ctx, pids...)
 }
 
-// checkExit checks that a stopped leader ended cleanly.
+// checkExit checks that a leader that was stopped ended cleanly.
 func checkExit(ctx context.Context, leader *replica, sig syscall.Signal) error {
 	err := leader.Wait(ctx)
 	if err != nil && sig != syscall.SIGKILL {
@@ -99,7 +100,7 @@ func checkExit(ctx context.Context, leader *replica, sig syscall.Signal) error {
 	return nil
 }
 
-// handoverObserver follows one handover.
+// handoverObserver observes one handover.
 type handoverObserver struct {
 	handover
 	b         *benchmark
@@ -134,22 +135,22 @@ func (w *handoverObserver) waitForNewLeader() error {
 	return nil
 }
 
-// waitForReconcile waits for the first write to the VM, and removes it.
+// waitForReconcile waits for Drover's first write to the VM, and deletes the VM.
 func (w *handoverObserver) waitForReconcile(name string) error {
-	made, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name })
+	created, err := w.b.vmLog.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name })
 	if err != nil {
 		return fmt.Errorf("the VM: %w", err)
 	}
-	touched, err := w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && isReconciled(e.Object) })
+	reconciled, err := w.b.vmLog.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && isReconciled(e.Object) })
 	if err != nil {
 		return fmt.Errorf("the first write to the VM: %w", err)
 	}
-	w.Reconciled = touched.At.Sub(w.signalled)
-	w.InGap = made.Version < w.elected && w.elected < touched.Version
+	w.Reconciled = reconciled.At.Sub(w.signalled)
+	w.HasLeaderlessVM = created.Version < w.elected && w.elected < reconciled.Version
 	if err := w.b.VMs.Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	_, err = w.b.gap.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && e.Type == watch.Deleted })
+	_, err = w.b.vmLog.Await(w.ctx, w.vmFrom, func(e vmEvent) bool { return e.Object.Name == name && e.Type == watch.Deleted })
 	if err != nil {
 		return fmt.Errorf("the VM's removal: %w", err)
 	}

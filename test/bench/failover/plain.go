@@ -21,11 +21,11 @@ import (
 
 const floorElector = "elector"
 
-// Floors are the elector that Drover's is compared with.
+// Floors has the elector with which Drover's is compared.
 var Floors = map[string]bench.Floor{floorElector: runElector}
 
-// runElector elects with an unmodified client-go and does nothing else. Its arguments are the Lease,
-// its identity and the settings. It returns without an error only if it was stopped.
+// runElector takes part in an election of unmodified client-go and does nothing else. Its arguments are
+// the Lease, its identity and the settings. It returns nil only if ctx has ended.
 func runElector(ctx context.Context, cfg *rest.Config, args []string) error {
 	var s leader.Settings
 	if len(args) != 3 {

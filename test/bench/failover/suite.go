@@ -1,15 +1,15 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package failover measures how fast another replica of drover-controller takes over when the
-// leader is stopped and when it is killed, without VMs and with many, beside an unmodified elector of
+// Package failover measures how fast another replica of drover-controller takes over when the leader
+// is stopped or killed, without VMs and with many. It compares this with an unmodified elector of
 // client-go.
 //
 // Start with measureWith in suite.go. handover.go has one change of leader, fleet.go the replicas,
 // plain.go the elector to compare with, and figures.go the figures and the aims.
 //
-// Both kinds are measured from outside and in the same way: by a watch of the Lease, and of the
-// VMs, in this process.
+// Both are measured in the same way from outside: by watches of the Lease and the VMs in this
+// process.
 package failover
 
 import (
@@ -32,7 +32,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// Suites has the suite of a short Lease, and the one of the default.
+// Suites has a suite with a short Lease, and one with the default Lease.
 var Suites = []bench.Suite{
 	{Name: "failover", Turns: 20, VMs: []int{0, 10000}, Measure: bench.In(framework.ClusterOptions{}, measureWith(leader.Settings{
 		Lease: 3 * time.Second, Renew: 1500 * time.Millisecond, Retry: 250 * time.Millisecond,
@@ -46,23 +46,23 @@ const (
 	namePlain  = "client-go"
 )
 
-// replicas of each fleet.
+// replicas is the number of replicas of each fleet.
 const replicas = 3
 
-// benchmark is one run. Its measured VMs are those that are created while there is no leader; the
-// others exist from the beginning.
+// benchmark is one run. Environment.VMs are created while there is no leader; Environment.Idle exist
+// from the beginning.
 type benchmark struct {
 	*bench.Environment
 	settings  leader.Settings
-	gap       *bench.Log[*api.VirtualMachine]
-	fleets    []*fleet // Drover's and the plain one
+	vmLog     *bench.Log[*api.VirtualMachine] // of Environment.VMs
+	fleets    []*fleet                        // Drover's and that of client-go
 	handovers map[circumstances][]handover
 }
 
 func measureWith(s leader.Settings) func(context.Context, *bench.Environment) error {
 	return func(ctx context.Context, e *bench.Environment) (err error) {
 		b := &benchmark{Environment: e, settings: s, handovers: map[circumstances][]handover{}}
-		if b.gap, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.VMs)); err != nil {
+		if b.vmLog, err = bench.StartLog[*api.VirtualMachine](ctx, bench.WatchVMs(b.VMs)); err != nil {
 			return err
 		}
 		defer func() {
@@ -108,12 +108,12 @@ func (b *benchmark) openFleets(ctx context.Context) error {
 	return nil
 }
 
-// args are the flags of every controller.
+// args returns the flags of every controller.
 func (b *benchmark) args() []string {
 	return []string{"--vm-driver=fake", "--fake-dir=" + filepath.Join(b.Temp, "fake"), "--metrics-bind-address=0"}
 }
 
-// measureAll measures with each number of VMs, which it makes.
+// measureAll measures with each number of VMs.
 func (b *benchmark) measureAll(ctx context.Context) error {
 	for _, vms := range b.Sizes {
 		if vms > 0 {
@@ -127,14 +127,14 @@ func (b *benchmark) measureAll(ctx context.Context) error {
 	}
 	for _, f := range b.fleets {
 		if f.lost > 0 {
-			b.Notef("%d replicas of %s ended by themselves, having lost the Lease", f.lost, f.name)
+			b.Notef("%d replicas of %s ended by themselves after they lost the Lease", f.lost, f.name)
 		}
 	}
 	return nil
 }
 
-// createVMs lets a controller without election create the servers: so much work at
-// once can cost leaders a short Lease.
+// createVMs creates the VMs with a controller without election: because of so much work
+// at once a leader could lose a short Lease.
 func (b *benchmark) createVMs(ctx context.Context, vms int) error {
 	for _, f := range b.fleets {
 		if err := f.stopAll(); err != nil {
@@ -144,13 +144,13 @@ func (b *benchmark) createVMs(ctx context.Context, vms int) error {
 	return b.WithController(ctx, func(*bench.Controller) error { return b.Idle.CreateSettled(ctx, vms) }, b.args()...)
 }
 
-// measureHandovers lets the fleets take turns, so that other activity on the machine
-// affects both.
+// measureHandovers lets the fleets take turns, so that other activity on the host affects
+// both.
 func (b *benchmark) measureHandovers(ctx context.Context, vms int) error {
 	if err := b.waitUntilSteady(ctx); err != nil {
 		return err
 	}
-	// The API server's first creation of a kind takes seconds.
+	// The first creation of a kind takes the API server seconds.
 	if err := b.VMs.CreateOne(ctx, "try", metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 		return err
 	}

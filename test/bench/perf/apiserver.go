@@ -10,8 +10,8 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// measureAPIServer measures how fast the API server accepts writes like those of users and
-// controllers, without any watch.
+// measureAPIServer measures how fast the API server accepts the writes of users and
+// controllers while nobody watches.
 func measureAPIServer(ctx context.Context, e *bench.Environment) error {
 	steps := []struct {
 		what string

@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// dockerImage is the flag that makes VMs of the same image as the floor's containers.
+// dockerImage is the flag that gives VMs the same image as the floor's containers.
 var dockerImage = "--docker-image=" + framework.GuestPlain
 
 const (
@@ -25,18 +25,18 @@ const (
 	engineAtOnce = 8
 	// floorLabel marks the floor's containers.
 	floorLabel = "cloudnative.tw/bench-floor"
-	// singles is how many VMs are made one after the other in each turn.
+	// singles is how many VMs are created one after the other in each turn.
 	singles = 4
 	// cleanTimeout bounds the removal of containers at the end.
 	cleanTimeout = 2 * time.Minute
 )
 
-// engine is the floor of the docker driver: the calls of the Docker API, for containers like
-// Drover's.
+// engine is the floor of the docker driver: it creates and deletes containers like Drover's
+// through the Docker API.
 type engine struct{ *client.Client }
 
-// withEngine opens the engine for a measurement. It removes the containers of an earlier run, and
-// those that are there at the end because something failed.
+// withEngine opens the engine for a measurement. It removes the containers of an earlier run, and at
+// the end those that are left after a failure.
 func withEngine(measure func(context.Context, *bench.Environment, *engine) error) func(context.Context, *bench.Environment) error {
 	return func(ctx context.Context, e *bench.Environment) error {
 		c, err := framework.OpenDockerClient()
@@ -59,8 +59,8 @@ func withEngine(measure func(context.Context, *bench.Environment, *engine) error
 	}
 }
 
-// measureDocker measures how long containers take, beside the Docker API alone:
-// one, one among many, and many.
+// measureDocker compares Drover's containers with the Docker API alone: one container, one
+// among many, and many.
 func measureDocker(ctx context.Context, e *bench.Environment, floor *engine) error {
 	return e.WithController(ctx, func(p *bench.Controller) error {
 		d := &dockerSuite{e, floor, p}
@@ -74,14 +74,14 @@ func measureDocker(ctx context.Context, e *bench.Environment, floor *engine) err
 	}, "--vm-driver=docker", dockerImage)
 }
 
-// dockerSuite has the contenders that take turns.
+// dockerSuite has the floor and the controller that take turns.
 type dockerSuite struct {
 	*bench.Environment
 	engine     *engine
 	controller *bench.Controller
 }
 
-// measureMany makes many at a time, and then one among as many.
+// measureMany creates n VMs at a time, and then one among n others.
 func (d *dockerSuite) measureMany(ctx context.Context, n int, alone []round) error {
 	var ours, floor []round
 	if err := bench.TakeTurns(d.Turns, func(int) error {
@@ -109,7 +109,7 @@ func (d *dockerSuite) measureMany(ctx context.Context, n int, alone []round) err
 	return err
 }
 
-// reportTurns reports how long VMs took to Active and until they were gone, beside containers.
+// reportTurns reports how long VMs took until they were Active and until they were gone, compared with containers.
 func (d *dockerSuite) reportTurns(ours, floor []round, names [2]string, beside string, vms int) (active, gone *bench.Row) {
 	row := func(what, beside string, of func(round) float64) *bench.Row {
 		return d.AddRow(what, vms, "ms", bench.Figures(ours, of)...).CompareWith(beside, bench.Figures(floor, of)...)
@@ -117,7 +117,7 @@ func (d *dockerSuite) reportTurns(ours, floor []round, names [2]string, beside s
 	return row(names[0], beside, activeMS), row(names[1], "stop and remove", goneMS)
 }
 
-// measureSingles makes one VM, and one container, at a time, while there are so many.
+// measureSingles creates one VM or container at a time, while a number of VMs exists.
 func (d *dockerSuite) measureSingles(ctx context.Context, vms int, suffix string) (ours []round, err error) {
 	if _, err := newVM(ctx, d.Environment, "warm"); err != nil {
 		return nil, err
@@ -213,7 +213,7 @@ func removeLabelled(ctx context.Context, c *client.Client, label string) {
 	if err != nil {
 		return // without an engine there are no containers
 	}
-	for _, one := range all.Items {
-		_, _ = c.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	for _, found := range all.Items {
+		_, _ = c.ContainerRemove(ctx, found.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	}
 }

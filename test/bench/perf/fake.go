@@ -12,8 +12,9 @@ import (
 	"cloudnative.tw/drover/test/bench"
 )
 
-// round is the result of one turn of creating and deleting VMs: times, and the CPU
-// time of the controller and of all processes.
+// round is the result of creating and deleting VMs once: the times until VMs were active and
+// gone, the CPU time of the controller and of all processes for the creation, and the CPU time
+// of all processes for the deletion.
 type round struct{ active, gone, cpu, cpuAll, cpuGone time.Duration }
 
 func activeMS(r round) float64 { return bench.Milliseconds(r.active) }
@@ -37,8 +38,8 @@ const (
 	goneText   = "delete all"
 )
 
-// measureFake measures how long fake VMs take to Active and to their end, beside floors. Many
-// are compared with 1,000, per VM, where this run has both.
+// measureFake measures how long fake VMs take until they are Active and until they are gone, and
+// compares the times with floors. It compares the time per VM with the time for 1,000 VMs, if measured.
 func measureFake(floors ...string) func(context.Context, *bench.Environment) error {
 	return func(ctx context.Context, e *bench.Environment) error {
 		perVM := map[int]float64{}
@@ -83,7 +84,7 @@ func measureFakeSize(ctx context.Context, e *bench.Environment, n int, floors []
 	return ours, nil
 }
 
-// takeRound is the turn of a process.
+// takeRound returns a contender that starts a process, runs a round with it and stops it.
 func takeRound(ctx context.Context, e *bench.Environment, n int, rounds *[]round, start func() (*bench.Controller, error)) bench.Contender {
 	return func(int) error {
 		p, err := start()
@@ -96,8 +97,7 @@ func takeRound(ctx context.Context, e *bench.Environment, n int, rounds *[]round
 	}
 }
 
-// runRound creates VMs and deletes them. One is created before, so that connections are
-// open.
+// runRound creates VMs and deletes them, after openConnections.
 func runRound(ctx context.Context, e *bench.Environment, p *bench.Controller, n int) (r round, err error) {
 	if err := openConnections(ctx, e, p); err != nil {
 		return r, err
@@ -128,8 +128,8 @@ func openConnections(ctx context.Context, e *bench.Environment, p *bench.Control
 	return e.AwaitQuiet(ctx, p)
 }
 
-// measureCPU returns the CPU time of the controller, and of it, the API server and this
-// program together, during an operation.
+// measureCPU returns the CPU time of the controller during an operation, and the CPU time of the
+// controller, the API server and this program together.
 func measureCPU(e *bench.Environment, p *bench.Controller, do func() error) (own, all time.Duration, err error) {
 	read := func() (own, all time.Duration, err error) {
 		own, err = bench.CPUTime(p.PID())

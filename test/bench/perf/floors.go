@@ -32,7 +32,7 @@ const (
 	patchTimeout = 2 * time.Minute
 )
 
-// runCacheFloor is a typed informer with stripped objects.
+// runCacheFloor runs only a typed informer that drops managedFields.
 func runCacheFloor(ctx context.Context, cfg *rest.Config, _ []string) error {
 	_, informers, err := bench.NewInformers(cfg)
 	if err != nil {
@@ -47,9 +47,9 @@ func runCacheFloor(ctx context.Context, cfg *rest.Config, _ []string) error {
 	return nil
 }
 
-// noopController writes, for every VM, the finalizer and then the status once, and
-// removes the finalizer when the VM is deleted. A controller that reports its work
-// and cleans up cannot write less.
+// noopController writes the finalizer and then the status of every VM once, and removes the
+// finalizer when the VM is deleted. No controller that reports its work and cleans up can
+// write less.
 type noopController struct {
 	client versioned.Interface
 	lister listers.VirtualMachineLister
@@ -90,7 +90,7 @@ func (n *noopController) run(ctx context.Context, cfg *rest.Config) error {
 	return nil
 }
 
-// eventHandler queues new VMs and those that are deleted. The writes that it makes trigger nothing.
+// eventHandler queues new VMs and those that are being deleted, but not after the controller's own writes.
 func (n *noopController) eventHandler() cache.ResourceEventHandler {
 	add := func(object any) {
 		if vm, ok := object.(*api.VirtualMachine); ok {
@@ -142,8 +142,8 @@ func (n *noopController) reconcileVM(ctx context.Context, key cache.ObjectName) 
 	return n.patchVM(ctx, key, map[string]any{"status": n.status(vm)}, "status")
 }
 
-// activeStatus is the API's status of an Active VM, which no controller for this API
-// can omit.
+// activeStatus returns the complete status of an Active VM, which every controller for this
+// API has to write.
 func activeStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
 	now := metav1.NowMicro()
 	status := api.VirtualMachineStatus{
@@ -160,7 +160,7 @@ func activeStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
 	return status
 }
 
-// bareStatus is the phase alone.
+// bareStatus returns a status with only the phase.
 func bareStatus(vm *api.VirtualMachine) api.VirtualMachineStatus {
 	return api.VirtualMachineStatus{Phase: api.PhaseActive, ObservedGeneration: vm.Generation}
 }

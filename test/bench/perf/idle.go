@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// flushDelay is how long after the last change events and similar writes have ended.
+	// flushDelay is how long events and other late writes may take after the last change.
 	flushDelay = 5 * time.Second
 	// restTime is how long VMs at rest are measured.
 	restTime = time.Minute
 )
 
-// measureIdle measures the cost of VMs at rest, and how long one more takes among them,
-// beside one in a cluster without others. Each number of VMs has a separate cluster, so that
-// they need not be deleted.
+// measureIdle measures the cost of VMs at rest. It also compares how long a new VM takes among
+// them and in a cluster without others. Each number of VMs has a separate cluster, so that the
+// VMs need not be deleted.
 func measureIdle(ctx context.Context, alone *bench.Environment) error {
 	for _, n := range alone.Sizes {
 		if err := bench.In(noController, func(ctx context.Context, e *bench.Environment) error {
@@ -38,7 +38,7 @@ func measureIdle(ctx context.Context, alone *bench.Environment) error {
 	return nil
 }
 
-// createIdleVMs makes idle VMs, and waits until all that follows is over.
+// createIdleVMs creates idle VMs, and waits until no work is left.
 func createIdleVMs(ctx context.Context, e *bench.Environment, p *bench.Controller, n int) error {
 	if n == 0 {
 		return nil
@@ -52,9 +52,9 @@ func createIdleVMs(ctx context.Context, e *bench.Environment, p *bench.Controlle
 	return e.AwaitQuiet(ctx, p)
 }
 
-// measureRest measures while there is nothing to do.
+// measureRest measures the controller while there is nothing to do.
 func measureRest(ctx context.Context, e *bench.Environment, p *bench.Controller, n int) error {
-	took, err := countDuring(ctx, e, p, func() error { return bench.Pause(ctx, restTime) })
+	took, err := measureCosts(ctx, e, p, func() error { return bench.Pause(ctx, restTime) })
 	if err != nil {
 		return err
 	}
@@ -74,7 +74,7 @@ func measureRest(ctx context.Context, e *bench.Environment, p *bench.Controller,
 	return nil
 }
 
-// measureNewVMs creates new VMs in both clusters by turns.
+// measureNewVMs creates new VMs alternately in both clusters.
 func measureNewVMs(ctx context.Context, alone, among *bench.Environment, n int) error {
 	return alone.WithController(ctx, func(*bench.Controller) error {
 		var took [2][]round
@@ -99,7 +99,7 @@ func measureNewVMs(ctx context.Context, alone, among *bench.Environment, n int) 
 	}, "--vm-driver=fake")
 }
 
-// newVM makes one more VM and deletes it.
+// newVM creates a VM and deletes it.
 func newVM(ctx context.Context, e *bench.Environment, name string) (r round, err error) {
 	r.active, r.gone, err = e.VMs.NewOne(ctx, name, func(ctx context.Context) error { return bench.AwaitQuiet(ctx, e.PID()) })
 	return r, err

@@ -13,23 +13,27 @@ import (
 )
 
 const (
-	// settleDelay is how long a process that has filled its caches may take to release
-	// memory.
+	// settleDelay is the time for a process to release memory after it has filled its
+	// caches.
 	settleDelay = 5 * time.Second
-	// knownTimeout is how long it may take until all servers are known.
+	// knownTimeout bounds the wait until the controller knows all servers.
 	knownTimeout = 2 * time.Minute
 
 	residentText = "resident memory"
+
+	// residentAim bounds the resident memory with residentVMs VMs, in multiples of floorCache's.
+	residentAim = 1.3
+	residentVMs = 10000
 )
 
-// measureRestart measures how long a starting controller takes to know every VM's server,
-// and its memory, beside a bare cache. Each number of VMs has a separate cluster, so that they
-// need not be deleted.
+// measureRestart measures how long a starting controller takes to know every VM's server, and its
+// memory, and compares both with floorCache. Each number of VMs has a separate cluster.
 func measureRestart(ctx context.Context, r *bench.Report) error {
 	for _, n := range r.Sizes {
-		if err := bench.In(noController, func(ctx context.Context, e *bench.Environment) error {
+		measure := bench.In(noController, func(ctx context.Context, e *bench.Environment) error {
 			return measureStarts(ctx, e, n)
-		})(ctx, r); err != nil {
+		})
+		if err := measure(ctx, r); err != nil {
 			return err
 		}
 	}
@@ -42,29 +46,32 @@ func measureStarts(ctx context.Context, e *bench.Environment, n int) error {
 	if err := e.WithController(ctx, func(p *bench.Controller) error { return createIdleVMs(ctx, e, p, n) }, args...); err != nil {
 		return err
 	}
-	var ours, floor []start
-	err := bench.TakeTurns(e.TurnsWith(n), measureStart(ctx, &ours, func() (*bench.Controller, error) {
+	startOurs := func() (*bench.Controller, error) {
 		p, err := e.StartController(ctx, nil, args...)
-		if err == nil {
-			if _, err = bench.Poll(knownTimeout, func() error { return checkAllReconciled(ctx, p, n) }); err != nil {
-				err = p.StopWith(err)
-			}
+		if err != nil {
+			return p, err
 		}
-		return p, err
-	}), measureStart(ctx, &floor, func() (*bench.Controller, error) { return e.StartFloor(floorCache) }))
+		if _, err := bench.Poll(knownTimeout, func() error { return checkAllReconciled(ctx, p, n) }); err != nil {
+			return p, p.StopWith(err)
+		}
+		return p, nil
+	}
+	startFloor := func() (*bench.Controller, error) { return e.StartFloor(floorCache) }
+	var ours, floor []start
+	err := bench.TakeTurns(e.TurnsWith(n), measureStart(ctx, &ours, startOurs), measureStart(ctx, &floor, startFloor))
 	if err == nil {
 		reportStarts(e.Report, n, ours, floor)
 	}
 	return err
 }
 
-// start is the duration of a start, and its result.
+// start is the duration of a start, and the memory after it.
 type start struct {
 	known  time.Duration
 	memory bench.Memory
 }
 
-// measureStart runs a process until it knows all, and a while longer.
+// measureStart returns a contender that runs a process until it knows all servers, and a while longer.
 func measureStart(ctx context.Context, starts *[]start, run func() (*bench.Controller, error)) bench.Contender {
 	return func(int) error {
 		begin := time.Now()
@@ -107,8 +114,8 @@ func reportStarts(r *bench.Report, n int, ours, floor []start) {
 		{"of this, heap and stacks", "MB", func(s start) float64 { return bench.Megabytes(s.memory.Anonymous) }},
 	} {
 		row := r.AddRow(f.what, n, f.unit, bench.Figures(ours, f.of)...).CompareWith(floorCache, bench.Figures(floor, f.of)...)
-		if n == 10000 && f.what == residentText {
-			row.RatioAtMost(1.3)
+		if n == residentVMs && f.what == residentText {
+			row.RatioAtMost(residentAim)
 		}
 	}
 }

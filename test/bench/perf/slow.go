@@ -18,7 +18,7 @@ import (
 const (
 	// slowVMs is larger than the number of workers of a per-driver controller.
 	slowVMs = 32
-	// slowWorkers is how many of them may work for the namespace: three quarters.
+	// slowWorkers is how many workers may work for one namespace: three quarters.
 	slowWorkers = noopWorkers * 3 / 4
 	// slowDelay is how long each answer of the slow engine takes.
 	slowDelay = 5 * time.Second
@@ -26,9 +26,9 @@ const (
 	blockedTimeout = 2 * time.Minute
 )
 
-// measureSlowEngine measures VMs of the fake engine while the other engine, Docker, takes
-// 5 s for every answer and has more VMs to create than its controller has workers. It
-// compares them with the same VMs without Docker's.
+// measureSlowEngine measures VMs of the fake engine while another engine, Docker, takes 5 s
+// for every answer and has more VMs to create than its controller has workers. It compares
+// this with the times without VMs of Docker.
 func measureSlowEngine(ctx context.Context, e *bench.Environment, docker *engine) error {
 	e.Idle.New = func(name string) *api.VirtualMachine {
 		return framework.NewVM(name).Driver("docker").Namespace("").Obj()
@@ -65,7 +65,7 @@ func measureSlowTurns(ctx context.Context, e *bench.Environment, proxy *framewor
 	if err != nil {
 		return err
 	}
-	for _, f := range roundFigures[:2] { // the times
+	for _, f := range roundFigures[:2] { // only the times
 		figure := func(r round) float64 { return f.of(r, n) }
 		e.AddRow(f.what+" beside a slow engine", n, "ms", bench.Figures(beside, figure)...).
 			CompareWith("without the slow one's VMs", bench.Figures(alone, figure)...).RatioAtMost(1.1)
@@ -73,7 +73,7 @@ func measureSlowTurns(ctx context.Context, e *bench.Environment, proxy *framewor
 	return nil
 }
 
-// quickRound creates and deletes the quick engine's VMs.
+// quickRound creates and deletes VMs of the quick engine.
 func quickRound(ctx context.Context, e *bench.Environment, n int, rounds *[]round) (err error) {
 	var r round
 	if r.active, err = e.VMs.CreateMany(ctx, n); err != nil {
@@ -84,7 +84,7 @@ func quickRound(ctx context.Context, e *bench.Environment, n int, rounds *[]roun
 	return err
 }
 
-// blockWorkers makes the engine slow, and gives it VMs until its workers are blocked.
+// blockWorkers makes Docker slow, and creates VMs until its workers are blocked.
 func blockWorkers(ctx context.Context, e *bench.Environment, proxy *framework.DockerProxy, p *bench.Controller) error {
 	proxy.DelayReplies(slowDelay)
 	if err := e.Idle.Each(ctx, slowVMs, (*bench.VMs).CreateNth); err != nil {
@@ -94,7 +94,7 @@ func blockWorkers(ctx context.Context, e *bench.Environment, proxy *framework.Do
 	return err
 }
 
-// checkBlocked returns nil if all workers that may do so work for the slow engine's VMs.
+// checkBlocked returns nil if as many workers as possible are busy with VMs of the slow engine.
 func checkBlocked(ctx context.Context, p *bench.Controller) error {
 	page, err := p.Metrics(ctx)
 	if busy := page.Sum("controller_runtime_active_workers", `controller="virtualmachine-docker"`); err == nil && busy < slowWorkers {
@@ -103,7 +103,7 @@ func checkBlocked(ctx context.Context, p *bench.Controller) error {
 	return err
 }
 
-// unblockWorkers makes the engine quick again and removes its VMs.
+// unblockWorkers makes Docker quick again and deletes its VMs.
 func unblockWorkers(ctx context.Context, e *bench.Environment, proxy *framework.DockerProxy, p *bench.Controller) error {
 	err := checkBlocked(ctx, p)
 	proxy.Restore()

@@ -1,10 +1,10 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package perf measures how fast Drover is and what it costs, beside floors: what the same
-// machine takes, in the same run, for the part that every controller must do.
+// Package perf measures the speed and the cost of Drover, and compares them with floors:
+// programs that do only what every controller must do, on the same host in the same run.
 //
-// Start with Suites: each has a file of its own. The floors are in floors.go and docker.go.
+// Start with Suites: each has a separate file. The floors are in floors.go and docker.go.
 package perf
 
 import (
@@ -29,10 +29,10 @@ var Suites = []bench.Suite{
 	}}, measureCLI)},
 }
 
-// noController starts an API server alone.
+// noController is for an API server without a controller.
 var noController framework.ClusterOptions
 
-// Floors are processes that do a part of a controller's necessary work, and nothing else.
+// Floors are the floors by their names.
 var Floors = map[string]bench.Floor{
 	floorNoop:  runNoopController(activeStatus),
 	floorBare:  runNoopController(bareStatus),

@@ -13,19 +13,19 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// measureUp measures how long drover up takes until everything is ready, controller
-// included: cold, with an empty data folder, and warm, with the same again.
+// measureUp measures how long drover up takes until everything, including the controller, is
+// ready: cold, with an empty data dir, and warm, with the same data dir again.
 func measureUp(ctx context.Context, r *bench.Report) error {
 	var cold, warm, memory []float64
 	for range r.Turns {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		one, two, size, err := startTwice()
+		first, second, used, err := startTwice()
 		if err != nil {
 			return err
 		}
-		cold, warm, memory = append(cold, one.Seconds()), append(warm, two.Seconds()), append(memory, bench.Megabytes(size.Resident))
+		cold, warm, memory = append(cold, first.Seconds()), append(warm, second.Seconds()), append(memory, bench.Megabytes(used.Resident))
 	}
 	r.AddRow("drover up, cold, until ready", 0, "s", cold...)
 	r.AddRow("drover up, warm, until ready", 0, "s", warm...)
@@ -58,9 +58,9 @@ func startTwice() (cold, warm time.Duration, memory bench.Memory, err error) {
 	return cold, warm, memory, err
 }
 
-// measureBurst measures what many VMs leave behind in the memory of one drover up, which
-// contains Drover, etcd and kube-apiserver in one process: before them, while they
-// are Active, when they are gone, and after rests.
+// measureBurst measures the memory of one drover up, which runs Drover, etcd and
+// kube-apiserver in one process: before many VMs are created, while they are Active, when
+// they are gone, and some minutes later.
 func measureBurst(ctx context.Context, e *bench.Environment) error {
 	pause := func(d time.Duration) func() (time.Duration, error) {
 		return func() (time.Duration, error) { return 0, bench.Pause(ctx, d) }

@@ -18,17 +18,17 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// lateWrites is how long after an action's result it may still write.
-const lateWrites = 2 * time.Second
+// lateWriteTime is how long writes are still counted after an action has completed.
+const lateWriteTime = 2 * time.Second
 
-// action is an action of a user on VMs, its result, and how many writes it may take.
-// slow is how many of its steps may take longer than 100 ms: a stop has two, the
-// signal and the guest's reaction.
+// action is an action of a user on VMs, and its result.
 type action struct {
-	what       string
-	do         bench.Step
-	until      bench.Match[*api.VirtualMachine]
-	most, slow float64
+	what  string
+	do    bench.Step
+	until bench.Match[*api.VirtualMachine]
+	// maxWrites is the maximum number of writes if all steps are fast. Each step that takes longer than 100 ms
+	// adds one write, and slowSteps is how many steps may: a stop has two, the signal and the guest's reaction.
+	maxWrites, slowSteps float64
 }
 
 var actions = []action{
@@ -41,8 +41,8 @@ var actions = []action{
 	{"delete", (*bench.VMs).DeleteNth, bench.IsGone[*api.VirtualMachine], 1, 2},
 }
 
-// measureWrites counts what each action writes to VMs in the API. Usage is not sampled
-// meanwhile, because its first sample is one more write, at any time.
+// measureWrites counts the writes to VMs in the API for each action. Usage is not sampled,
+// because its first sample would add a write at an unpredictable time.
 func measureWrites(ctx context.Context, e *bench.Environment, _ *engine) error {
 	for _, n := range e.Sizes {
 		for _, d := range []struct {
@@ -56,8 +56,8 @@ func measureWrites(ctx context.Context, e *bench.Environment, _ *engine) error {
 					if err != nil {
 						return fmt.Errorf("driver %s: %s: %w", d.driver, a.what, err)
 					}
-					users := float64(d.vms)
-					e.AddRow(d.driver+": "+a.what, d.vms, "writes per VM", (took.writes-users)/users).AtMost(a.most + d.slow*a.slow)
+					userWrites := float64(d.vms) // one for each VM
+					e.AddRow(d.driver+": "+a.what, d.vms, "writes per VM", (took.writes-userWrites)/userWrites).AtMost(a.maxWrites + d.slow*a.slowSteps)
 				}
 				return nil
 			}, "--vm-driver="+d.driver, dockerImage, "--usage-period=1h"); err != nil {
@@ -68,15 +68,15 @@ func measureWrites(ctx context.Context, e *bench.Environment, _ *engine) error {
 	return nil
 }
 
-// countAction counts what an action writes until a while after its result.
-func countAction(ctx context.Context, e *bench.Environment, p *bench.Controller, a action, vms int) (counts, error) {
+// countAction counts the writes of an action, including late ones.
+func countAction(ctx context.Context, e *bench.Environment, p *bench.Controller, a action, vms int) (costs, error) {
 	if err := e.AwaitQuiet(ctx, p); err != nil {
-		return counts{}, err
+		return costs{}, err
 	}
-	return countDuring(ctx, e, p, func() error {
+	return measureCosts(ctx, e, p, func() error {
 		_, err := e.VMs.EachUntil(ctx, vms, a.until, a.do)
 		if err == nil {
-			err = bench.Pause(ctx, lateWrites)
+			err = bench.Pause(ctx, lateWriteTime)
 		}
 		return errors.Join(err, e.AwaitQuiet(ctx, p))
 	})
@@ -99,7 +99,7 @@ func isRestarted(e watch.EventType, vm *api.VirtualMachine) bool {
 	return isPhase(api.PhaseActive)(e, vm) && vm.Status.RestartedAt.Equal(vm.Spec.RestartedAt)
 }
 
-// vmWrites counts the API server's writes to VMs, users' among them.
+// vmWrites returns the number of all writes to VMs, including users' writes.
 func vmWrites(page framework.Metrics) (sum float64) {
 	for _, verb := range []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"} {
 		sum += page.Sum("apiserver_request_total", fmt.Sprintf("verb=%q", verb), `resource="virtualmachines"`)
@@ -107,12 +107,12 @@ func vmWrites(page framework.Metrics) (sum float64) {
 	return sum
 }
 
-// counts are the costs of a controller.
-type counts struct{ writes, calls, cpu, allocated float64 }
+// costs are the costs of an operation: writes to the API, calls of the driver, seconds of CPU time, and bytes.
+type costs struct{ writes, calls, cpu, allocated float64 }
 
-// countDuring returns what an operation costs. Reading is not counted into the CPU time.
-func countDuring(ctx context.Context, e *bench.Environment, p *bench.Controller, do func() error) (counts, error) {
-	before, err := readCounts(ctx, e, p)
+// measureCosts returns the costs of an operation. The CPU time does not include reading the metrics.
+func measureCosts(ctx context.Context, e *bench.Environment, p *bench.Controller, do func() error) (costs, error) {
+	before, err := readCosts(ctx, e, p)
 	if err != nil {
 		return before, err
 	}
@@ -124,16 +124,17 @@ func countDuring(ctx context.Context, e *bench.Environment, p *bench.Controller,
 		return before, err
 	}
 	end, err := bench.CPUTime(p.PID())
-	after, readErr := readCounts(ctx, e, p)
-	return counts{
+	after, readErr := readCosts(ctx, e, p)
+	return costs{
 		after.writes - before.writes, after.calls - before.calls, (end - begin).Seconds(), after.allocated - before.allocated,
 	}, errors.Join(err, readErr)
 }
 
-func readCounts(ctx context.Context, e *bench.Environment, p *bench.Controller) (counts, error) {
+// readCosts returns the costs so far, without the CPU time.
+func readCosts(ctx context.Context, e *bench.Environment, p *bench.Controller) (costs, error) {
 	api, err := e.ReadAPIMetrics(ctx)
 	own, ownErr := p.Metrics(ctx)
-	return counts{
+	return costs{
 		writes: vmWrites(api), calls: own.Sum("drover_driver_call_duration_seconds_count"),
 		allocated: own.Sum("go_memstats_alloc_bytes_total"),
 	}, errors.Join(err, ownErr)

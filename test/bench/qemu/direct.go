@@ -28,29 +28,29 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// model is a machine of Drover's whose guest never ran: its command line, and what QEMU got as
-// descriptors, from firstDescriptor on.
+// model is a machine of Drover whose guest never ran: QEMU's command line, and the files that QEMU
+// inherits, from firstDescriptor on.
 type model struct {
 	args  []string
 	files []inherited
 }
 
-// firstDescriptor is the first behind the standard streams.
+// firstDescriptor is the first descriptor after the standard streams.
 const firstDescriptor = 3
 
-// inherited is a file that QEMU gets as a descriptor: a listening socket or a file.
+// inherited is a listening socket or a file that QEMU inherits as a descriptor.
 type inherited struct {
-	// socket is the name of a socket.
+	// socket is the name of a socket, or "" for a file.
 	socket string
-	// path is the path of a file, and flags are how it is open.
+	// path is the path of a file, and flags are the flags of open.
 	path  string
 	flags int
-	// name is the name of the machine's copy, if the file belongs to the machine.
+	// name is the name of the copy for a machine; it is empty if all machines share the file.
 	name string
 }
 
-// newModel creates one and removes it. It is also the first VM, for which connections
-// are opened.
+// newModel creates a paused VM, copies its machine and deletes the VM. With this first VM, Drover
+// opens its connections, so that later measurements do not include that.
 func (b *benchmark) newModel(ctx context.Context) (m model, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("the model was not ready in time"))
 	defer cancel()
@@ -93,14 +93,14 @@ func (b *benchmark) qemuOf(vm *api.VirtualMachine) (procfs.Proc, error) {
 }
 
 var (
-	// named finds the descriptors that a command line names, socket the sockets among them, and inSet
-	// those that QEMU puts into sets.
+	// named matches the descriptors in a command line, socket those of sockets, and inSet those that
+	// QEMU adds to descriptor sets.
 	named  = regexp.MustCompile(`(?:\bfd=|\baddr\.str=|/proc/self/fd/)(\d+)`)
 	socket = regexp.MustCompile(`\b(?:socket|stream),id=(\w+),(?:server=on,addr\.type=fd,addr\.str|fd)=(\d+)`)
 	inSet  = regexp.MustCompile(`\bfd=(\d+),set=`)
 )
 
-// copyModel copies a machine in a folder, changed so that the guest runs immediately.
+// copyModel copies a machine into a folder, and changes the command line so that the guest runs at once.
 func copyModel(process procfs.Proc, home, to string) (m model, err error) {
 	if err := os.Mkdir(to, 0o700); err != nil {
 		return m, err
@@ -120,7 +120,7 @@ func copyModel(process procfs.Proc, home, to string) (m model, err error) {
 	}
 	moved, err := findMoved(process, last, numbersIn(inSet, line))
 	if err != nil {
-		return m, fmt.Errorf("of process %d, %s: %w", process.PID, line, err)
+		return m, fmt.Errorf("descriptors of process %d, %s: %w", process.PID, line, err)
 	}
 	for fd := firstDescriptor; fd <= last; fd++ {
 		file := inherited{socket: sockets[fd]}
@@ -134,17 +134,17 @@ func copyModel(process procfs.Proc, home, to string) (m model, err error) {
 	return m, nil
 }
 
-// numbersIn returns the numbers that a pattern finds, in their order.
-func numbersIn(text *regexp.Regexp, line string) (all []int) {
-	for _, found := range text.FindAllStringSubmatch(line, -1) {
+// numbersIn returns the numbers that a pattern matches, in their order.
+func numbersIn(pattern *regexp.Regexp, line string) (all []int) {
+	for _, found := range pattern.FindAllStringSubmatch(line, -1) {
 		number, _ := strconv.Atoi(found[1])
 		all = append(all, number)
 	}
 	return all
 }
 
-// findMoved returns what the descriptors in sets have become. QEMU copies each, in their order and behind all that it was
-// started with, before it opens anything else, and closes the original.
+// findMoved returns the new numbers of the descriptors in sets. QEMU copies these in their order before it opens other
+// files, and closes the originals. So the copies have the first numbers after last, QEMU's last inherited descriptor.
 func findMoved(process procfs.Proc, last int, sets []int) (map[int]int, error) {
 	opened, err := process.FileDescriptors()
 	if err != nil {
@@ -162,17 +162,17 @@ func findMoved(process procfs.Proc, last int, sets []int) (map[int]int, error) {
 		}
 	}
 	if last == 0 || len(moved) < len(sets) {
-		return nil, fmt.Errorf("it has the files %v open, which are not all", moved)
+		return nil, fmt.Errorf("only the descriptors %v were found", moved)
 	}
 	return moved, nil
 }
 
-// descriptorPath returns the path by which the file of a descriptor is opened again.
+// descriptorPath returns a path with which the file of a descriptor can be opened again.
 func descriptorPath(process procfs.Proc, fd int) string {
 	return fmt.Sprintf("/proc/%d/fd/%d", process.PID, fd)
 }
 
-// copyFile copies the file of a descriptor, unless it is one that all machines share.
+// copyFile copies the file of a descriptor, unless all machines share the file.
 func copyFile(process procfs.Proc, fd int, home, to string) (f inherited, err error) {
 	opened := descriptorPath(process, fd)
 	if f.path, err = os.Readlink(opened); err != nil {
@@ -196,7 +196,7 @@ func copyFile(process procfs.Proc, fd int, home, to string) (f inherited, err er
 	return f, framework.CopyFile(opened, f.path)
 }
 
-// open opens a file or a socket in the folder of a machine.
+// open opens the file, or a copy of it in the folder of a machine, or listens at the socket there.
 func (f inherited) open(ctx context.Context, dir string) (*os.File, error) {
 	switch {
 	case f.socket != "":
@@ -211,18 +211,18 @@ func (f inherited) open(ctx context.Context, dir string) (*os.File, error) {
 	return os.OpenFile(path, f.flags, 0)
 }
 
-// direct is a machine that was started directly.
+// direct is a machine that was started without Drover.
 type direct struct {
 	dir     string
 	cmd     *exec.Cmd
 	files   []*os.File
 	printed strings.Builder
-	// console is read as by a supervisor.
+	// console is read and discarded.
 	console net.Conn
 }
 
-// startDirectly starts the model's command line.
-func (b *benchmark) startDirectly(ctx context.Context, m model, n int) (d *direct, answers, output time.Duration, err error) {
+// startDirectly starts the model's command line, and returns the times of watchStart.
+func (b *benchmark) startDirectly(ctx context.Context, m model, n int) (d *direct, untilAnswer, untilOutput time.Duration, err error) {
 	d = &direct{dir: filepath.Join(b.Temp, fmt.Sprintf("direct-%d", n))}
 	defer func() {
 		if err != nil {
@@ -235,7 +235,7 @@ func (b *benchmark) startDirectly(ctx context.Context, m model, n int) (d *direc
 	if err := b.quiet(ctx); err != nil {
 		return d, 0, 0, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("QEMU was not up in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, operationTimeout, errors.New("QEMU was not ready in time"))
 	defer cancel()
 	for _, f := range m.files {
 		opened, err := f.open(ctx, d.dir)
@@ -255,8 +255,8 @@ func (b *benchmark) startDirectly(ctx context.Context, m model, n int) (d *direc
 		return d, 0, 0, err
 	}
 	d.cmd = cmd
-	answers, output, err = watchStart(ctx, d.dir, begin)
-	return d, answers, output, err
+	untilAnswer, untilOutput, err = watchStart(ctx, d.dir, begin)
+	return d, untilAnswer, untilOutput, err
 }
 
 // end ends the machine and removes its files.
@@ -274,7 +274,7 @@ func (d *direct) end() error {
 	return os.RemoveAll(d.dir)
 }
 
-// listenOn makes a unix socket, and returns the descriptor to pass on.
+// listenOn listens at a unix socket, and returns it as a file to pass on.
 func listenOn(ctx context.Context, path string) (*os.File, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "unix", path)
 	if err != nil {
@@ -286,8 +286,8 @@ func listenOn(ctx context.Context, path string) (*os.File, error) {
 	return file, errors.Join(err, socket.Close())
 }
 
-// watchStart observes a QEMU as the driver does and as the benchmark does.
-func watchStart(ctx context.Context, dir string, begin time.Time) (answers, output time.Duration, err error) {
+// watchStart returns how long QEMU takes to answer by QMP, and the guest to print something.
+func watchStart(ctx context.Context, dir string, begin time.Time) (untilAnswer, untilOutput time.Duration, err error) {
 	up := make(chan time.Time, 1)
 	go func() {
 		defer close(up)

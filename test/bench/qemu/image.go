@@ -40,16 +40,16 @@ import (
 )
 
 const (
-	// startRatio is how much longer than QEMU alone a machine of an image may take to its first line.
+	// startRatio bounds the time to the first line of an image's machine, in multiples of that of QEMU alone.
 	startRatio = 1.25
-	// execAim is how long a command that does nothing may take, in ms.
+	// execAim bounds the duration of a command that does nothing, in ms.
 	execAim = 25
-	// execsATurn are the commands of a turn, and transferred is how much goes in or out.
+	// execsATurn is the number of commands in a turn, and transferred the size of input and output.
 	execsATurn  = 10
 	transferred = 16 << 20
 )
 
-// imageBench is a benchmark of an image of a separate registry.
+// imageBench is a benchmark of a container image that a separate registry serves.
 type imageBench struct {
 	*benchmark
 	// sent is how many bytes of layers the registry has sent.
@@ -74,7 +74,7 @@ func busyBoxImage(ctx context.Context, config v1.Config, layers ...[]byte) (v1.I
 	return framework.LayersImage(config, append([][]byte{layer}, layers...)...)
 }
 
-// inDroverUp runs drover up with everything in it, as people do who have one host, for machines of an image.
+// inDroverUp runs a measurement with drover up, including the controller, and VMs of a container image.
 func inDroverUp(ctx context.Context, r *bench.Report, made v1.Image, measure func(*imageBench, context.Context) error) error {
 	guest, err := framework.BuildImageGuest()
 	if err != nil {
@@ -111,7 +111,7 @@ func inDroverUp(ctx context.Context, r *bench.Report, made v1.Image, measure fun
 	})(ctx, r)
 }
 
-// countLayers adds up the bytes of an answer that has a layer.
+// countLayers returns a ResponseWriter that counts the bytes of layers.
 func countLayers(w http.ResponseWriter, r *http.Request, sent *atomic.Int64) http.ResponseWriter {
 	if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
 		return w
@@ -160,7 +160,7 @@ func (b *imageBench) measure(ctx context.Context) error {
 	return errors.Join(err, d.end(), b.deleteVM(ctx, vm.Name))
 }
 
-// storedBytes returns how much the store of images takes on the disk.
+// storedBytes returns the size of the image store on the disk.
 func (b *imageBench) storedBytes() (sum int64) {
 	_ = filepath.WalkDir(filepath.Join(b.engine, "cache"), func(_ string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -175,18 +175,18 @@ func (b *imageBench) storedBytes() (sum int64) {
 	return sum
 }
 
-// reportMemory reports what a machine takes beside a QEMU alone.
+// reportMemory compares the memory of a machine with that of QEMU alone.
 func (b *imageBench) reportMemory(vm *api.VirtualMachine, d *direct) error {
 	qemu, err := b.qemuOf(vm)
 	if err != nil {
 		return err
 	}
-	follows, err := supervisorOf(vm)
+	supervisor, err := supervisorOf(vm)
 	if err != nil {
 		return err
 	}
 	var figures []bench.Memory
-	for _, pid := range []int{qemu.PID, d.cmd.Process.Pid, follows.PID} {
+	for _, pid := range []int{qemu.PID, d.cmd.Process.Pid, supervisor.PID} {
 		m, err := bench.MemoryOf(pid)
 		if err != nil {
 			return err
@@ -196,7 +196,7 @@ func (b *imageBench) reportMemory(vm *api.VirtualMachine, d *direct) error {
 	own := func(n int) float64 { return bench.Megabytes(figures[n].Anonymous) }
 	b.AddRow("memory of QEMU, the guest's included", 1, "MB", own(0)).CompareWith("QEMU alone", own(1))
 	b.AddRow("resident memory of its supervisor", 1, "MB", bench.Megabytes(figures[2].Resident))
-	b.AddRow("of this, of the supervisor alone", 1, "MB", own(2))
+	b.AddRow("anonymous memory of its supervisor", 1, "MB", own(2))
 	return nil
 }
 
@@ -212,10 +212,10 @@ func supervisorOf(vm *api.VirtualMachine) (procfs.Proc, error) {
 	return procfs.Proc{}, errors.Join(err, fmt.Errorf("no process follows the machine of %s", vm.UID))
 }
 
-// runCommand runs a command in a machine, which must succeed.
+// runCommand runs a command in a machine. It returns an error if the command fails.
 type runCommand func(ctx context.Context, stdin io.Reader, stdout io.Writer, args ...string) error
 
-// compareCommands lets the API and the guest's agent run commands by turns.
+// compareCommands runs commands alternately through the API and directly through the guest's agent.
 func (b *imageBench) compareCommands(ctx context.Context, vm *api.VirtualMachine, d *direct) error {
 	byAPI, err := b.runByAPI(ctx, vm)
 	if err != nil {
@@ -237,7 +237,7 @@ func (b *imageBench) compareCommands(ctx context.Context, vm *api.VirtualMachine
 	return nil
 }
 
-// commands are the durations of commands: in ms one that does nothing, in MB/s those that print and read.
+// commands has the durations of a command that does nothing, in ms, and the speeds of output and input, in MB/s.
 type commands struct{ trues, out, in []float64 }
 
 func (c *commands) measure(ctx context.Context, run runCommand) error {
@@ -246,7 +246,7 @@ func (c *commands) measure(ctx context.Context, run runCommand) error {
 		if err := run(ctx, nil, io.Discard, "true"); err != nil {
 			return err
 		}
-		if n > 0 { // the others are warm
+		if n > 0 { // the first one fills caches
 			c.trues = append(c.trues, bench.Milliseconds(time.Since(begin)))
 		}
 	}
@@ -279,7 +279,7 @@ func (b *imageBench) runByAPI(ctx context.Context, vm *api.VirtualMachine) (runC
 	}, nil
 }
 
-// runByAgent runs commands in a machine that was started directly, by a connection to its agent.
+// runByAgent runs commands in a machine that was started directly, through a connection to its agent.
 func runByAgent(ctx context.Context, dir string) (run runCommand, stop func(), err error) {
 	text, err := os.ReadFile(filepath.Join(dir, "memfd:config"))
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 )
 
 const (
-	// parallelMachines are made at a time.
+	// parallelMachines is how many machines are created at a time.
 	parallelMachines = 4
-	// settleDelay is how long after its start a controller has reconciled all machines.
+	// settleDelay is how long a started controller needs to reconcile all machines.
 	settleDelay = 3 * time.Second
 )
 
-// measureMemory measures what machines add to a controller that finds them at its start.
+// measureMemory measures how much memory a controller needs for machines that exist when it starts.
 func (b *benchmark) measureMemory(ctx context.Context) error {
 	without, err := b.measureStarts(ctx)
 	if err != nil {

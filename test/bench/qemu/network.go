@@ -27,19 +27,19 @@ import (
 )
 
 const (
-	// loaded is how much goes in or out at a time, and asked how many requests are.
-	loaded = 48 << 20
-	asked  = 200
+	// transferBytes is the size of a transfer, and requestCount the number of requests of a measurement.
+	transferBytes = 48 << 20
+	requestCount  = 200
 	// answerTimeout is how long a guest may take to answer.
 	answerTimeout = 30 * time.Second
-	// userRatio is the least that the edge carries beside QEMU's user network.
+	// userRatio is the least speed of the edge, Drover's network of a machine, in multiples of QEMU's user network's.
 	userRatio = 0.9
-	// restFor is how long a machine at rest is watched, and restPercent how much of a CPU its supervisor may use then.
+	// restFor is how long a machine at rest is measured, and restPercent how much of a CPU its supervisor may use.
 	restFor     = 10 * time.Second
 	restPercent = 0.5
 )
 
-// measureNetwork compares the edge of a machine with networks that QEMU and passt give the same command line.
+// measureNetwork compares the edge of a machine with QEMU's user network and with passt, with the same QEMU command line.
 func measureNetwork(ctx context.Context, r *bench.Report) error {
 	dir, err := os.MkdirTemp("", "drover-netload-")
 	if err != nil {
@@ -70,7 +70,7 @@ func measureNetwork(ctx context.Context, r *bench.Report) error {
 // networkBench is a benchmark of networks.
 type networkBench struct {
 	*imageBench
-	// program is netload, and outside another host, where it serves.
+	// program is the path of netload, and outside the address at which it serves on another simulated host.
 	program, outside string
 }
 
@@ -80,7 +80,7 @@ type contender struct {
 	run  runCommand
 	// port is the address that leads to the guest's port.
 	port string
-	// pids are QEMU's and then those of the network, if it is apart.
+	// pids has QEMU's PID, and that of the network's process if there is one.
 	pids []int
 
 	figures map[string][]float64
@@ -130,10 +130,10 @@ func (b *networkBench) measure(ctx context.Context) (err error) {
 	if err := b.measurePeers(ctx, edge); err != nil {
 		return err
 	}
-	return errors.Join(b.reportEdge(ctx, "after all of it", edge), b.deleteVM(ctx, vm.Name))
+	return errors.Join(b.reportEdge(ctx, "after all traffic", edge), b.deleteVM(ctx, vm.Name))
 }
 
-// startEdge starts a machine of Drover's.
+// startEdge starts a machine with Drover.
 func (b *networkBench) startEdge(ctx context.Context, name string) (*contender, *api.VirtualMachine, error) {
 	vm, _, _, err := b.startByDrover(ctx, name)
 	if err != nil {
@@ -143,7 +143,7 @@ func (b *networkBench) startEdge(ctx context.Context, name string) (*contender, 
 	if err != nil {
 		return nil, nil, err
 	}
-	follows, err := supervisorOf(vm)
+	supervisor, err := supervisorOf(vm)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -158,7 +158,7 @@ func (b *networkBench) startEdge(ctx context.Context, name string) (*contender, 
 		return nil, nil, err
 	}
 	port := fmt.Sprintf("127.0.0.1:%d", vm.Status.Ports[0].HostPort)
-	c := &contender{name: "edge", run: run, port: port, pids: []int{qemu.PID, follows.PID}}
+	c := &contender{name: "edge", run: run, port: port, pids: []int{qemu.PID, supervisor.PID}}
 	return c, vm, b.awaitGuest(ctx, c)
 }
 
@@ -168,7 +168,7 @@ func (b *networkBench) startUser(ctx context.Context, m model) (*contender, func
 	if err != nil {
 		return nil, nil, err
 	}
-	return b.startBeside(ctx, m, 0, "user network", port, "user,id=net,hostfwd=tcp:"+port+"-:80")
+	return b.startModel(ctx, m, 0, "user network", port, "user,id=net,hostfwd=tcp:"+port+"-:80")
 }
 
 // passtName is the name of passt in tables.
@@ -180,7 +180,7 @@ func (b *networkBench) startPasst(ctx context.Context, m model) (*contender, fun
 	if err != nil {
 		return nil, nil, err
 	}
-	dir, err := os.MkdirTemp("", "passt-") // which another user writes to
+	dir, err := os.MkdirTemp("", "passt-") // passt changes its user and must be able to write to it
 	if err == nil {
 		err = os.Chmod(dir, 0o777)
 	}
@@ -201,7 +201,7 @@ func (b *networkBench) startPasst(ctx context.Context, m model) (*contender, fun
 	if _, err := bench.Poll(operationTimeout, func() error { _, err := os.Stat(socket); return err }); err != nil {
 		return nil, nil, errors.Join(err, endPasst())
 	}
-	c, endQEMU, err := b.startBeside(ctx, m, 1, passtName, port, "stream,id=net,server=off,addr.type=unix,addr.path="+socket)
+	c, endQEMU, err := b.startModel(ctx, m, 1, passtName, port, "stream,id=net,server=off,addr.type=unix,addr.path="+socket)
 	if err != nil {
 		return nil, nil, errors.Join(err, endPasst())
 	}
@@ -218,8 +218,8 @@ func freePort(ctx context.Context) (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// startBeside starts the model with another network.
-func (b *networkBench) startBeside(ctx context.Context, m model, n int, name, port, netdev string) (*contender, func() error, error) {
+// startModel starts the model with another network.
+func (b *networkBench) startModel(ctx context.Context, m model, n int, name, port, netdev string) (*contender, func() error, error) {
 	m.args = slices.Clone(m.args)
 	m.args[slices.Index(m.args, "-netdev")+1] = netdev
 	d, _, _, err := b.startDirectly(ctx, m, n)
@@ -242,7 +242,7 @@ func (b *networkBench) startBeside(ctx context.Context, m model, n int, name, po
 	return c, end, nil
 }
 
-// configure gives a guest the address of the user network, unless it has it: that of passt may have got no lease.
+// configure gives a guest the address of the user network if it lacks one: DHCP does not always work with passt.
 const configure = `case $(ip addr show eth0) in *10.0.2.15*) ;; *) ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2;; esac`
 
 // awaitGuest waits until the guest answers at its port.
@@ -257,31 +257,31 @@ func (b *networkBench) awaitGuest(ctx context.Context, c *contender) error {
 // load is one measurement.
 type load struct {
 	what, unit string
-	// fromHost has the host ask the guest's port, else the guest asks the other host.
+	// fromHost says that the host connects to the guest's port. Otherwise the guest connects to the other host.
 	fromHost bool
 	command  string
 	amount   int
 }
 
 var loads = []load{
-	{"a guest's port sends", "MB/s", true, "down", loaded},
-	{"a guest's port receives", "MB/s", true, "up", loaded},
-	{"another host sends to a guest", "MB/s", false, "down", loaded},
-	{"another host receives from a guest", "MB/s", false, "up", loaded},
-	{"a request to a guest's port", "ms", true, "ask", asked},
-	{"a connection and a request to a guest's port", "ms", true, "connect", asked},
-	{"a request to another host", "ms", false, "ask", asked},
-	{"a connection and a request to another host", "ms", false, "connect", asked},
+	{"a guest's port sends", "MB/s", true, "down", transferBytes},
+	{"a guest's port receives", "MB/s", true, "up", transferBytes},
+	{"another host sends to a guest", "MB/s", false, "down", transferBytes},
+	{"another host receives from a guest", "MB/s", false, "up", transferBytes},
+	{"a request to a guest's port", "ms", true, "ask", requestCount},
+	{"a connection and a request to a guest's port", "ms", true, "connect", requestCount},
+	{"a request to another host", "ms", false, "ask", requestCount},
+	{"a connection and a request to another host", "ms", false, "connect", requestCount},
 }
 
-// compare has the contenders take turns at all loads.
+// compare measures all loads with the contenders in turns.
 func (b *networkBench) compare(ctx context.Context, contenders []*contender) error {
 	for _, l := range loads {
 		var turns []bench.Contender
 		for _, c := range contenders {
 			turns = append(turns, func(turn int) error {
 				err := b.measureLoad(ctx, c, l)
-				if err != nil && c.name == passtName && ctx.Err() == nil { // it stalls now and then
+				if err != nil && c.name == passtName && ctx.Err() == nil { // it sometimes stalls
 					fmt.Fprintf(os.Stderr, "turn %d is left out: %v\n", turn+1, err)
 					return nil
 				}
@@ -297,21 +297,21 @@ func (b *networkBench) compare(ctx context.Context, contenders []*contender) err
 				continue
 			}
 			row := b.AddRow(l.what, 1, l.unit, edge.figures[l.what]...).CompareWith(c.name, c.figures[l.what]...)
-			if l.amount == loaded {
+			if l.amount == transferBytes {
 				if c == contenders[1] {
 					row.RatioAtLeast(userRatio)
 				}
 				b.AddRow("CPU for this", 1, "s", edge.figures[cpuOf(l)]...).CompareWith(c.name, c.figures[cpuOf(l)]...)
 			}
 		}
-		if l.amount == loaded {
-			b.AddRow("of which the supervisor's", 1, "s", edge.figures["network "+cpuOf(l)]...)
+		if l.amount == transferBytes {
+			b.AddRow("CPU of the supervisor for this", 1, "s", edge.figures["network "+cpuOf(l)]...)
 		}
 	}
 	return nil
 }
 
-// cpuOf names the CPU time of a load.
+// cpuOf returns the name of the CPU time of a load.
 func cpuOf(l load) string { return "CPU: " + l.what }
 
 // measureLoad measures one load once.
@@ -352,7 +352,7 @@ func (b *networkBench) measureLoad(ctx context.Context, c *contender, l load) er
 	return nil
 }
 
-// runHere runs netload on the host.
+// runHere runs netload on this host.
 func (b *networkBench) runHere(ctx context.Context, _ io.Reader, stdout io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, b.program, args[1:]...)
 	var errs strings.Builder
@@ -375,17 +375,17 @@ func cpuTimes(pids []int) (all []float64, err error) {
 	return all, nil
 }
 
-// measurePeers measures a second machine of Drover's that the first one asks.
+// measurePeers measures the network between two machines of Drover.
 func (b *networkBench) measurePeers(ctx context.Context, edge *contender) error {
 	other, vm, err := b.startEdge(ctx, "peer")
 	if err != nil {
 		return err
 	}
 	for _, l := range []load{
-		{"a machine sends to another", "MB/s", false, "down", loaded},
-		{"a machine receives from another", "MB/s", false, "up", loaded},
-		{"a request to another machine", "ms", false, "ask", asked},
-		{"a connection and a request to another machine", "ms", false, "connect", asked},
+		{"a machine sends to another", "MB/s", false, "down", transferBytes},
+		{"a machine receives from another", "MB/s", false, "up", transferBytes},
+		{"a request to another machine", "ms", false, "ask", requestCount},
+		{"a connection and a request to another machine", "ms", false, "connect", requestCount},
 	} {
 		b.outside = "peer:80"
 		before, err := cpuTimes(slices.Concat(edge.pids, other.pids))
@@ -402,7 +402,7 @@ func (b *networkBench) measurePeers(ctx context.Context, edge *contender) error 
 			return err
 		}
 		b.AddRow(l.what, 2, l.unit, edge.figures[l.what]...)
-		if l.amount == loaded {
+		if l.amount == transferBytes {
 			n := float64(b.Turns)
 			b.AddRow("CPU of both QEMUs and both supervisors for this", 2, "s", (after[0]-before[0]+after[2]-before[2])/n, (after[1]-before[1]+after[3]-before[3])/n)
 		}
@@ -410,7 +410,7 @@ func (b *networkBench) measurePeers(ctx context.Context, edge *contender) error 
 	return b.deleteVM(ctx, vm.Name)
 }
 
-// reportEdge reports what a supervisor takes at rest.
+// reportEdge reports the CPU time and the memory of a supervisor at rest.
 func (b *networkBench) reportEdge(ctx context.Context, when string, edge *contender) error {
 	before, err := cpuTimes(edge.pids)
 	if err != nil {
@@ -429,6 +429,6 @@ func (b *networkBench) reportEdge(ctx context.Context, when string, edge *conten
 	}
 	b.AddRow("CPU of the supervisor at rest "+when, 1, "% of a CPU", 100*(after[1]-before[1])/restFor.Seconds()).AtMost(restPercent)
 	b.AddRow("resident memory of the supervisor "+when, 1, "MB", bench.Megabytes(m.Resident))
-	b.AddRow("of this, of the supervisor alone", 1, "MB", bench.Megabytes(m.Anonymous))
+	b.AddRow("anonymous memory of the supervisor "+when, 1, "MB", bench.Megabytes(m.Anonymous))
 	return nil
 }

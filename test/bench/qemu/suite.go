@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package qemu measures how long a QEMU machine takes from kubectl apply to Active and to the first
-// byte that its guest prints, beside the same QEMU command line started directly, and what a
-// machine adds to the controller's memory.
+// Package qemu measures how long a QEMU machine takes from kubectl apply until it is Active and until
+// its guest prints something, and compares it with the same QEMU command line started directly. It
+// also measures how much memory a controller needs for a machine.
 //
 // Start with Suites in suite.go, which measures Drover. direct.go measures QEMU alone, and memory.go
-// the controller's memory. The guest is one boot sector, which prints as soon as the BIOS is done;
-// image.go has that of a container image, with the commands that it runs, and network.go what its network carries.
+// the controller's memory. Their guest is one boot sector, which prints as soon as the BIOS is done.
+// image.go measures machines of a container image and commands in them, and network.go their network.
 package qemu
 
 import (
@@ -38,7 +38,7 @@ const (
 	pollPeriod = time.Millisecond
 )
 
-// Suites has the suite of machines by turns, the one of several at rest, and those of container images.
+// Suites are the suites of this package.
 var Suites = []bench.Suite{
 	{Name: "qemu", Turns: 20, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).compareStarts))},
 	{Name: "qemu-memory", Turns: 5, VMs: []int{20}, Measure: bench.In(framework.ClusterOptions{}, withGuest((*benchmark).measureMemory))},
@@ -66,7 +66,7 @@ func withGuest(measure func(*benchmark, context.Context) error) func(context.Con
 		b.args = []string{
 			"--metrics-bind-address=0", "--vm-driver=qemu", "--qemu-dir=" + b.engine, "--qemu-image-dirs=" + images, "--qemu-image=" + guest,
 		}
-		// Machines are there at the end only if something failed.
+		// Machines are left at the end only after a failure.
 		defer func() { err = errors.Join(err, killProcessesIn(b.Temp)) }()
 		b.VMs.AtOnce = parallelMachines
 		b.VMs.New = func(name string) *api.VirtualMachine {
@@ -85,7 +85,7 @@ func withGuest(measure func(*benchmark, context.Context) error) func(context.Con
 	}
 }
 
-// compareStarts compares machines of the controller's.
+// compareStarts compares machines of Drover with machines that are started directly.
 func (b *benchmark) compareStarts(ctx context.Context) error {
 	var ours, alone times
 	if err := b.WithController(ctx, func(c *bench.Controller) (err error) {
@@ -103,7 +103,7 @@ func (b *benchmark) compareStarts(ctx context.Context) error {
 	return nil
 }
 
-// takeTurns lets both start a machine and end it, by turns.
+// takeTurns starts and ends machines alternately with Drover and directly.
 func (b *benchmark) takeTurns(ctx context.Context, m model) (ours, alone times, err error) {
 	return ours, alone, bench.TakeTurns(b.Turns, func(turn int) error {
 		vm, active, output, err := b.startByDrover(ctx, fmt.Sprintf("vm-%d", turn))
@@ -120,8 +120,8 @@ func (b *benchmark) takeTurns(ctx context.Context, m model) (ours, alone times, 
 	})
 }
 
-// aim is how much longer than QEMU alone a machine of Drover's may take, at the
-// median, in ms.
+// aim bounds the median difference between a start by Drover and a start of QEMU alone,
+// in ms.
 const aim = 100
 
 func (b *benchmark) reportTimes(what string, ours []float64, beside string, alone []float64) {
@@ -129,9 +129,9 @@ func (b *benchmark) reportTimes(what string, ours []float64, beside string, alon
 	b.AddDifference(what+", longer than QEMU alone", 1, "ms", ours, alone).AtMost(aim)
 }
 
-// times holds what several turns took, in ms.
+// times has the durations of several turns, in ms.
 type times struct {
-	// up is the time until VM is Active, or QEMU answers; output is the time until the guest printed.
+	// up is the time until the VM is Active or QEMU answers, and output the time until the guest prints something.
 	up, output []float64
 }
 
@@ -140,8 +140,8 @@ func (t *times) addTimes(up, output time.Duration, err error) error {
 	return err
 }
 
-// firstOutput waits until a machine whose folder is dir has printed something, at its console or by its image's
-// command, and returns when that was.
+// firstOutput waits until the console or the command of the machine in a folder has printed something, and
+// returns the time.
 func firstOutput(ctx context.Context, dir string) (time.Time, error) {
 	for {
 		for _, name := range []string{machine.SerialLogFile, output.FileNames[output.Stdout]} {
@@ -155,7 +155,7 @@ func firstOutput(ctx context.Context, dir string) (time.Time, error) {
 	}
 }
 
-// killProcessesIn kills the processes that work in a folder below another.
+// killProcessesIn kills the processes whose working directory is below a folder.
 func killProcessesIn(dir string) error {
 	all, err := procfs.AllProcs()
 	for _, p := range all {
@@ -169,7 +169,7 @@ func killProcessesIn(dir string) error {
 	return err
 }
 
-// startByDrover lets Drover create a machine.
+// startByDrover creates a VM, and waits until it is Active and its guest has printed something.
 func (b *benchmark) startByDrover(ctx context.Context, name string) (vm *api.VirtualMachine, active, output time.Duration, err error) {
 	if err := b.quiet(ctx); err != nil {
 		return nil, 0, 0, err
@@ -188,14 +188,14 @@ func (b *benchmark) startByDrover(ctx context.Context, name string) (vm *api.Vir
 	return vm, up.Sub(begin), printed.Sub(begin), err
 }
 
-// createVM makes a VM that runs, or waits before its guest's first step.
+// createVM creates a VM with an action. With ActionPaused its guest does not run at all.
 func (b *benchmark) createVM(ctx context.Context, name string, action api.Action) (*api.VirtualMachine, error) {
 	vm := b.VMs.New(name)
 	vm.Spec.Action = action
 	return b.VMs.Create(ctx, vm, metav1.CreateOptions{})
 }
 
-// waitForPhase waits until a VM is in a phase, and returns when that was seen.
+// waitForPhase waits until a VM is in a phase, and returns the time.
 func (b *benchmark) waitForPhase(ctx context.Context, from int, name string, phase api.Phase) (time.Time, error) {
 	e, err := b.log.Await(ctx, from, func(e bench.Event[*api.VirtualMachine]) bool {
 		return e.Object.Name == name && e.Object.Status.Phase == phase
@@ -203,7 +203,7 @@ func (b *benchmark) waitForPhase(ctx context.Context, from int, name string, pha
 	return e.At, err
 }
 
-// deleteVM waits until a VM is gone.
+// deleteVM deletes a VM and waits until it is gone.
 func (b *benchmark) deleteVM(ctx context.Context, name string) error {
 	from := b.log.Len()
 	if err := b.VMs.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {

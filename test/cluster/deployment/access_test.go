@@ -28,14 +28,14 @@ import (
 
 const (
 	monitoring = "monitoring"
-	// blue is a namespace of users.
+	// blue is the namespace of the users.
 	blue = "blue"
 
 	streamsSecret = "drover-streams-tls"
 	streamsPort   = "30944"
 )
 
-// TestAccess has one Drover for all that others reach: metrics and streams.
+// TestAccess tests the servers of Drover, for metrics and for streams, in one deployment.
 func TestAccess(t *testing.T) {
 	tier.Full(t, "it starts a cluster of nodes; TestAccount of test/manifests has the rights of users, metrics and Secrets")
 	t.Parallel()
@@ -52,7 +52,7 @@ func TestAccess(t *testing.T) {
 	t.Run("streams", func(t *testing.T) { testStreams(t, d) })
 }
 
-// createStreamsSecret has a certificate for all nodes.
+// createStreamsSecret creates the Secret of a certificate for all nodes.
 func (d *Deployment) createStreamsSecret(t *testing.T) {
 	t.Helper()
 	var addresses []net.IP
@@ -102,7 +102,7 @@ func (d *Deployment) waitForEndpoints(t *testing.T, service string) (addresses [
 				}
 			}
 		}
-		return assert.ErrorUnless(len(addresses) == replicas, "they are %v", addresses)
+		return assert.ErrorUnless(len(addresses) == replicas, "the addresses are %v", addresses)
 	})
 	return addresses
 }
@@ -115,7 +115,7 @@ func getWithToken(t *testing.T, url, token string) string {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	assert.NoError(t, err)
 	request.Header.Set("Authorization", "Bearer "+token)
-	// Each replica has signed its certificate itself.
+	// The certificates of the replicas are self-signed.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // see above
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Do(request)
@@ -127,7 +127,7 @@ func getWithToken(t *testing.T, url, token string) string {
 	return string(body)
 }
 
-// testStreams uses streams as a person outside the cluster does, with kubectl-vm.
+// testStreams uses streams from outside the cluster, with kubectl-vm.
 func testStreams(t *testing.T, d *Deployment) {
 	program := filepath.Join(t.TempDir(), "kubectl-vm")
 	assert.NoError(t, framework.BuildProgram(program, "cmd/kubectl-vm"))
@@ -135,7 +135,7 @@ func testStreams(t *testing.T, d *Deployment) {
 	web := d.newUser("web", 0)
 	web.VMs = d.VMs.CloudnativeV1alpha1().VirtualMachines(blue)
 	d.createVM(t, web)
-	// The only program in the image listens at a port that the guest has already.
+	// The only program in the image wants to listen at a port that the guest already uses.
 	editor.run(t, 1, "address already in use", "exec", "web", "--", "/demo-guest")
 	viewer.run(t, 1, "orbidden", "exec", "web", "--", "/demo-guest")
 	viewer.run(t, 1, "orbidden", "console", "web")
@@ -146,7 +146,7 @@ func testStreams(t *testing.T, d *Deployment) {
 	d.Judge(t)
 }
 
-// account is a person with a kubeconfig.
+// account is a user with a kubeconfig.
 type account struct {
 	program, kubeconfig, token string
 }
@@ -172,7 +172,7 @@ func (d *Deployment) newAccount(t *testing.T, program, name string) *account {
 	return a
 }
 
-// run runs kubectl vm, which must end with a code and print a text.
+// run runs kubectl vm, which must exit with a code and print a text.
 func (a *account) run(t *testing.T, code int, text string, args ...string) {
 	t.Helper()
 	stdout, stderr, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + a.kubeconfig}, a.program, args...)
@@ -187,8 +187,8 @@ func (a *account) run(t *testing.T, code int, text string, args ...string) {
 		"kubectl vm %s ended with %d, not with %d and %q: %s%s", strings.Join(args, " "), got, code, text, stdout, stderr)
 }
 
-// checkReplicasServe reads a log at each node. The Service leads a connection to the replica
-// on the node that it reaches, so that the replica sees the address of the client.
+// checkReplicasServe reads a log through each node. The Service routes a connection to the replica
+// on the same node, so that the replica sees the address of the client.
 func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 	t.Helper()
 	path := streams.Path(blue, "web", streams.Log)
@@ -204,7 +204,7 @@ func checkReplicasServe(t *testing.T, d *Deployment, a *account) {
 				return err
 			}
 			if !strings.Contains(log, "Stream ended") {
-				return fmt.Errorf("pod %s on node %s has served none", pod.Name, pod.Spec.NodeName)
+				return fmt.Errorf("pod %s on node %s has not served a stream", pod.Name, pod.Spec.NodeName)
 			}
 		}
 		return err

@@ -38,13 +38,13 @@ const (
 	engineSecret  = "drover-engine-tls" //nolint:gosec // its name
 )
 
-// Tags of two images of the same program, which every node has.
+// The tags of two images of the same program, which every node has.
 const (
 	imageDev   = "dev"
 	imageOther = "other"
 )
 
-// Deployment is Drover in a cluster, installed as the docs say.
+// Deployment is a cluster with Drover, installed as the docs describe.
 type Deployment struct {
 	Cluster  *cluster.Cluster
 	Engine   *Engine
@@ -54,8 +54,8 @@ type Deployment struct {
 
 	t          testing.TB
 	requests   *users.Log
-	root       string // of the checkout
-	image      string // its tag
+	root       string // the root of the checkout
+	image      string // the tag of Drover's image
 	probeCount int
 }
 
@@ -114,12 +114,12 @@ func (d *Deployment) installChart(chart string, args ...string) error {
 
 func (d *Deployment) chart() string { return filepath.Join(d.root, "charts", "drover") }
 
-// upgrade changes values of the release.
+// upgrade changes values of the Helm release.
 func (d *Deployment) upgrade(args ...string) error {
 	return d.helm(append([]string{"upgrade", "drover", d.chart(), "--reset-then-reuse-values"}, args...)...)
 }
 
-// WaitUntilSteady waits until all replicas are ready, and returns who holds the Lease.
+// WaitUntilSteady waits until all replicas are ready, and returns the holder of the Lease.
 func (d *Deployment) WaitUntilSteady(ctx context.Context) (holder string, err error) {
 	err = assert.Poll(ctx, "all replicas are ready", func() (err error) {
 		holder, err = d.findHolder(ctx)
@@ -144,7 +144,7 @@ func (d *Deployment) findHolder(ctx context.Context) (string, error) {
 	if holder == "" {
 		return "", errors.New("no replica leads")
 	}
-	// A pod that is gone may still be named by the Lease.
+	// The Lease may still name a pod that is gone.
 	pod, err := d.Kube.CoreV1().Pods(namespace).Get(ctx, podOf(holder), metav1.GetOptions{})
 	if err == nil && pod.DeletionTimestamp != nil {
 		err = fmt.Errorf("leader %s is being deleted", pod.Name)
@@ -170,7 +170,7 @@ func (d *Deployment) nodeOf(ctx context.Context, pod string) (*cluster.Node, err
 	return d.Cluster.NodeByName(p.Spec.NodeName)
 }
 
-// newUser returns a person with a VM of that name.
+// newUser returns a user of the VM with a name.
 func (d *Deployment) newUser(name string, seed uint64) *users.User {
 	return &users.User{
 		VMs: d.VMs.CloudnativeV1alpha1().VirtualMachines(userNamespace), Log: d.requests,
@@ -178,14 +178,14 @@ func (d *Deployment) newUser(name string, seed uint64) *users.User {
 	}
 }
 
-// newProbe returns a person with a VM that shows whether Drover works.
+// newProbe returns a user of a new VM, which shows whether Drover works.
 func (d *Deployment) newProbe() *users.User {
 	d.probeCount++
 	return d.newUser(fmt.Sprintf("probe-%d", d.probeCount), 0)
 }
 
-// KeepBusy lets users create, change and delete VMs. The function that it returns ends
-// that, and waits until all is as they requested.
+// KeepBusy lets users create, change and delete VMs until stop is called, which waits until
+// their requests are complete.
 func (d *Deployment) KeepBusy(t testing.TB, count uint64) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestDisruption drains the nodes in turn, and has replicas that cannot run. Meanwhile users
+// TestDisruption drains the nodes in turn, and then forces replicas that cannot run. Meanwhile users
 // create, change and delete VMs.
 func TestDisruption(t *testing.T) {
 	tier.Full(t, "it starts a cluster of nodes; test/failover has replicas without nodes")
@@ -48,8 +48,8 @@ func (d *Deployment) checkDrains(t *testing.T) {
 	assert.True(t, least >= replicas-1, "during the drains only %d replicas were ready", least)
 }
 
-// countReadyReplicas returns a function that ends the count, and returns the least number
-// of pods that were ready and were not being deleted.
+// countReadyReplicas counts the pods that are ready and not being deleted, until the returned
+// function is called, which returns the least number.
 func (d *Deployment) countReadyReplicas(t *testing.T) (least func() int) {
 	t.Helper()
 	pods, err := d.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
@@ -89,7 +89,7 @@ func followReadyReplicas(events <-chan watch.Event, ready map[types.UID]bool) (l
 
 func isReady(pod *corev1.Pod) bool { return pod.DeletionTimestamp == nil && podutils.IsPodReady(pod) }
 
-// checkUnschedulable deletes a standby while no node takes pods. The others go on.
+// checkUnschedulable deletes a standby while all nodes are cordoned. The other replicas continue.
 func (d *Deployment) checkUnschedulable(t *testing.T) {
 	t.Helper()
 	for _, node := range d.Cluster.Nodes() {
@@ -110,7 +110,7 @@ func (d *Deployment) checkUnschedulable(t *testing.T) {
 	d.waitUntilImage(t, imageDev)
 }
 
-// findStandby returns a pod that does not lead.
+// findStandby returns a pod that is not the leader.
 func (d *Deployment) findStandby(ctx context.Context) (string, error) {
 	holder, err := d.findHolder(ctx)
 	if err != nil {
@@ -125,7 +125,7 @@ func (d *Deployment) findStandby(ctx context.Context) (string, error) {
 	return "", errors.Join(errors.New("there is no standby"), err)
 }
 
-// checkAbsentImage upgrades to an image that is nowhere, and back. The old replicas go on.
+// checkAbsentImage upgrades to an image that does not exist, and back. The old replicas continue.
 func (d *Deployment) checkAbsentImage(t *testing.T) {
 	t.Helper()
 	assert.NoError(t, d.upgrade("--set", "image.tag=absent,image.pullPolicy=IfNotPresent"))

@@ -24,22 +24,22 @@ import (
 
 const enginePort = "2376"
 
-// Engine is a further Docker engine on this host. It listens at a socket, and with TLS at one
-// address, and changes nothing of the host's network: its containers have none.
+// Engine is another Docker Engine on this host. It listens at a socket, and with TLS at one
+// address. It does not change the host's network, as its containers are without a network.
 type Engine struct {
-	// Client is connected to it, as its clients in the cluster are.
+	// Client is connected to the engine with TLS, like its clients in the cluster.
 	Client *client.Client
-	// URL is where it listens, tcp://HOST:PORT.
+	// URL is the engine's address, tcp://HOST:PORT.
 	URL string
-	// Socket is where it listens for programs of this host, as a Docker does.
+	// Socket is the path of the engine's socket for programs on this host.
 	Socket string
 	// Certificates is a folder with ca.pem, cert.pem and key.pem of a client.
 	Certificates string
 }
 
-// StartEngine starts an engine that listens at the host's address in a cluster. It ends with
-// the test, with all of its processes and mounts. Its files and its containers' control
-// groups are below the cluster's, and removed with them, also if the test is killed.
+// StartEngine starts an engine that listens at the host's address in a cluster. The engine ends
+// with the test, including all its processes and mounts. Its files and its containers' control
+// groups are removed with those of the cluster, even if the test is killed.
 func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 	t.Helper()
 	address, dir := c.HostIP(), filepath.Join(c.Dir, "engine")
@@ -56,10 +56,10 @@ func StartEngine(t testing.TB, c *cluster.Cluster) *Engine {
 	return e
 }
 
-// startProcess runs dockerd as the first process of a PID namespace, whose end ends
-// its containers and mounts too. It has a separate network namespace, because an engine
-// without a bridge removes that of another engine, so it is given its listeners. TLS is for the
-// address alone.
+// startProcess runs dockerd as the first process of a PID namespace, so that its containers
+// and mounts end with it. It has a separate network namespace, because an engine without a
+// bridge would remove the bridge of another engine. Therefore it inherits its listeners. Only
+// the address uses TLS.
 func (e *Engine) startProcess(t testing.TB, args []string) *framework.Process {
 	t.Helper()
 	address, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", strings.TrimPrefix(e.URL, "tcp://"))
@@ -107,7 +107,7 @@ func (e *Engine) connect(t testing.TB) {
 // writeCertificates writes the client's files, and returns the flags for the files of the engine.
 func writeCertificates(t testing.TB, dir, address string) []string {
 	t.Helper()
-	// The first is the certificate of the server, the other that of its authority.
+	// The first certificate is the server's, the second that of its authority.
 	server, serverKey, err := certutil.GenerateSelfSignedCertKey(address, []net.IP{net.ParseIP(address)}, nil)
 	assert.NoError(t, err)
 	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()

@@ -18,8 +18,8 @@ const busyUsers = 6
 
 var runs = flag.Int("runs", 0, "how often TestBenchmark measures each fault; 0 skips it")
 
-// TestFailover lets each fault happen while users create, change and delete VMs. Another
-// replica takes over, nothing is lost, and nothing is there twice.
+// TestFailover injects each fault while users create, change and delete VMs. Another replica takes
+// over, and no container is lost or created twice.
 func TestFailover(t *testing.T) {
 	tier.Full(t, "it starts a cluster of nodes; test/failover has replicas without nodes")
 	t.Parallel()
@@ -39,7 +39,7 @@ func TestFailover(t *testing.T) {
 	t.Log(report)
 }
 
-// addFigures reports how long no replica led, and how long it took to the first reconcile.
+// addFigures reports for how long no replica led, and the time until the first reconcile.
 func addFigures(r *bench.Report, fault Fault, seen []Handover) {
 	add := func(what string, of func(Handover) time.Duration) {
 		r.AddRow(fault.Name+": "+what, 1, "ms", bench.Figures(seen, func(h Handover) float64 { return bench.Milliseconds(of(h)) })...)
@@ -50,7 +50,7 @@ func addFigures(r *bench.Report, fault Fault, seen []Handover) {
 	add("to the first reconcile", func(h Handover) time.Duration { return h.Reconciled })
 }
 
-// TestBenchmark measures each fault several times, while nothing else happens.
+// TestBenchmark measures each fault several times, without other load.
 // make bench-cluster runs it.
 func TestBenchmark(t *testing.T) {
 	if *runs < 1 {

@@ -17,19 +17,19 @@ import (
 	"cloudnative.tw/drover/test/cluster"
 )
 
-// Fault is something that happens to a deployment, in most cases to its leader.
+// Fault is a fault of a deployment, in most cases of its leader.
 type Fault struct {
 	Name string
 	// ChangesLeader says that another replica leads afterwards.
 	ChangesLeader bool
-	// Releases says that the leader ends in good order, and releases the Lease.
+	// Releases says that the leader ends cleanly and releases the Lease.
 	Releases bool
-	// Inject lets it happen. What it returns undoes it; nil means that there is nothing to
+	// Inject injects the fault. undo ends it; nil means that there is nothing to
 	// undo.
 	Inject func(ctx context.Context, d *Deployment, leader string) (undo func(context.Context) error, err error)
 }
 
-// Faults are all that there are.
+// Faults returns all faults.
 func Faults() []Fault {
 	return []Fault{
 		{Name: "pod deleted", ChangesLeader: true, Releases: true, Inject: deletePod},
@@ -56,8 +56,8 @@ func killProcess(_ context.Context, _ *Deployment, leader string) (func(context.
 	return nil, process.Signal(syscall.SIGKILL)
 }
 
-// stopProcess halts the leader. When it continues, it has been deposed. On a busy machine
-// the kubelet may have killed it before, because it does not answer its liveness probe.
+// stopProcess halts the leader until another replica leads. On a busy host the kubelet may
+// kill it before, because it does not answer its liveness probe.
 func stopProcess(_ context.Context, _ *Deployment, leader string) (func(context.Context) error, error) {
 	process, err := findProcess(leader)
 	if err != nil {
@@ -83,7 +83,7 @@ func onNode(inject, undo func(*cluster.Node, context.Context) error) func(contex
 	}
 }
 
-// withoutContext is a verb of nodes that needs no context.
+// withoutContext adds a context parameter to a method of nodes.
 func withoutContext(verb func(*cluster.Node) error) func(*cluster.Node, context.Context) error {
 	return func(n *cluster.Node, _ context.Context) error { return verb(n) }
 }
@@ -102,14 +102,14 @@ func restartAPIServer(ctx context.Context, d *Deployment, _ string) (func(contex
 	return nil, d.Cluster.RestartAPIServer(ctx)
 }
 
-// findProcess returns the process of the controller in a pod.
+// findProcess returns the controller's process in a pod.
 func findProcess(pod string) (*os.Process, error) {
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range all {
-		// The files of a process that has ended meanwhile are gone.
+		// There is an error if the process has ended since it was listed.
 		if program, err := p.Executable(); err != nil || program != "/drover-controller" {
 			continue
 		}

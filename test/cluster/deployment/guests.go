@@ -24,27 +24,27 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// stepTimeout bounds a step that a busy machine may slow down.
+// stepTimeout bounds a step on a busy host.
 const stepTimeout = 3 * time.Minute
 
-// guests are three VMs, one in each state, that installations of Drover leave alone.
+// guests are VMs, one in each state, that installing and removing Drover must not affect.
 type guests struct {
 	d                       *Deployment
 	active, stopped, paused *users.User
-	leaving                 *users.User // is deleted while Drover is away
+	leaving                 *users.User // its deletion is requested while Drover is not installed
 	left                    chan error
 	uids                    map[types.UID]bool
 	containers              map[string]container.ContainerState
 	events                  int
 }
 
-// newVM returns a small VM of any namespace, whose image needs no flag of the controller.
+// newVM returns a builder of a small VM that names its image, so that the controller needs no flag for it.
 func newVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Resource(api.ResourceCPU, "100m").Resource(api.ResourceMemory, "32M").
 		Namespace("").GracePeriod(1).Image(framework.GuestPlain)
 }
 
-// createGuests creates them and waits until they are as they shall stay.
+// createGuests creates the VMs and waits until each has its state.
 func (d *Deployment) createGuests(t testing.TB) *guests {
 	t.Helper()
 	g := &guests{
@@ -60,12 +60,12 @@ func (d *Deployment) createGuests(t testing.TB) *guests {
 	for uid, requested := range d.requests.Requested() {
 		g.uids[uid] = requested.DeletedAt.IsZero()
 	}
-	g.containers, g.events = g.look(t)
+	g.containers, g.events = g.readContainers(t)
 	d.createVM(t, g.leaving)
 	return g
 }
 
-// createVM has a user create a VM and wait until it runs.
+// createVM creates a VM as a user and waits until it runs.
 func (d *Deployment) createVM(t testing.TB, user *users.User) {
 	t.Helper()
 	d.within(t, "VM "+user.Name, func(ctx context.Context) error {
@@ -85,7 +85,7 @@ func (d *Deployment) within(t testing.TB, what string, do func(context.Context) 
 	assert.Require(t, err == nil, "%s: %v", what, err)
 }
 
-// patchVM requests a change that starts nothing.
+// patchVM requests a change that does not start the server.
 func (d *Deployment) patchVM(t testing.TB, user *users.User, patch string) {
 	t.Helper()
 	d.within(t, "patch of VM "+user.Name, func(ctx context.Context) error {
@@ -96,16 +96,16 @@ func (d *Deployment) patchVM(t testing.TB, user *users.User, patch string) {
 	})
 }
 
-// changeVM requests a change that starts nothing, and waits until it is applied.
+// changeVM requests a change that does not start the server, and waits until it is applied.
 func (d *Deployment) changeVM(t testing.TB, user *users.User, patch string) {
 	t.Helper()
 	d.patchVM(t, user, patch)
 	d.within(t, "change of VM "+user.Name, func(ctx context.Context) error { return user.WaitUntilApplied(ctx, 0) })
 }
 
-// look returns the containers' states by ID, and how many events there were but
+// readContainers returns the containers' states by ID, and the number of events other than
 // changes of size.
-func (g *guests) look(t testing.TB) (states map[string]container.ContainerState, count int) {
+func (g *guests) readContainers(t testing.TB) (states map[string]container.ContainerState, count int) {
 	t.Helper()
 	list, err := g.d.Engine.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
 	assert.NoError(t, err)
@@ -125,10 +125,10 @@ func (g *guests) look(t testing.TB) (states map[string]container.ContainerState,
 	return states, count
 }
 
-// checkUntouched fails the test if anything happened to the containers.
+// checkUntouched fails the test if the containers were changed.
 func (g *guests) checkUntouched(t testing.TB, after string) {
 	t.Helper()
-	states, count := g.look(t)
+	states, count := g.readContainers(t)
 	assert.Require(t, maps.Equal(states, g.containers), "after %s the containers are %v; before, they were %v", after, states, g.containers)
 	if count != g.events {
 		recorded, _ := g.d.Recorder.Events()
@@ -148,7 +148,7 @@ func (g *guests) checkUntouched(t testing.TB, after string) {
 	assert.Require(t, found == len(g.containers), "after %s there are %d of %d VMs", after, found, len(g.containers))
 }
 
-// checkManaged has Drover create a VM and delete it.
+// checkManaged checks that Drover creates and deletes a VM.
 func (d *Deployment) checkManaged(t testing.TB) {
 	t.Helper()
 	probe := d.newProbe()
@@ -156,8 +156,8 @@ func (d *Deployment) checkManaged(t testing.TB) {
 	d.within(t, "deletion of VM "+probe.Name, probe.DeleteVM)
 }
 
-// checkSurvived waits until all replicas run an image, by its tag, and checks that Drover works and that
-// nothing happened to the containers.
+// checkSurvived waits until all replicas run the image with a tag, and checks that Drover works and that
+// the containers were not changed.
 func (g *guests) checkSurvived(t testing.TB, after, tag string) {
 	t.Helper()
 	g.d.waitUntilImage(t, tag)
@@ -165,8 +165,8 @@ func (g *guests) checkSurvived(t testing.TB, after, tag string) {
 	g.d.checkManaged(t)
 }
 
-// requestWithoutDrover checks that nothing happened to the containers, and requests a change and a
-// deletion that wait for Drover.
+// requestWithoutDrover checks that the containers were not changed, and requests a change and a deletion
+// while Drover is not installed.
 func (g *guests) requestWithoutDrover(t testing.TB, after string) {
 	t.Helper()
 	g.checkUntouched(t, after)
@@ -185,8 +185,8 @@ func (g *guests) requestWithoutDrover(t testing.TB, after string) {
 	})
 }
 
-// checkReinstalled has a Drover that was away for a while take over: what was requested
-// meanwhile is applied, and every request of now. Nothing else happened to the containers.
+// checkReinstalled checks that Drover, after it was installed again, applies the requests of
+// requestWithoutDrover and new ones, and does not change the containers otherwise.
 func (g *guests) checkReinstalled(t testing.TB) {
 	t.Helper()
 	err := <-g.left
@@ -199,7 +199,7 @@ func (g *guests) checkReinstalled(t testing.TB) {
 	g.d.Judge(t)
 }
 
-// waitUntilImage waits until all replicas run an image, by its tag.
+// waitUntilImage waits until all replicas run the image with a tag.
 func (d *Deployment) waitUntilImage(t testing.TB, tag string) {
 	t.Helper()
 	d.within(t, "replicas", func(ctx context.Context) error {

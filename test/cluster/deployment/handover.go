@@ -18,22 +18,22 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// handoverTimeout bounds a handover. The longest is the handover of a node without power, whose
+// handoverTimeout bounds a handover. The longest is that after a node's loss of power, when the
 // Lease expires after 15 s.
 const handoverTimeout = 3 * time.Minute
 
 // Handover is the effect of a fault.
 type Handover struct {
 	// Leaderless is how long no replica led; 0 if the leader did not change. A leader that
-	// releases the Lease leads until it was last seen there, any other until the fault.
+	// releases the Lease counts as leading until the Lease last names it, others until the fault.
 	Leaderless time.Duration
-	// Reconciled is how long after the fault's begin Drover first writes to a VM that was
-	// created after it. A leader that ends in good order may do that itself.
+	// Reconciled is the time from the fault's begin until Drover first writes to a VM that was
+	// created after it. A leader that ends cleanly may still do this.
 	Reconciled time.Duration
 }
 
-// MeasureHandover hits the leader by a fault, and follows what happens until Drover has
-// taken care of a VM that was created meanwhile.
+// MeasureHandover injects a fault of the leader, and observes the deployment until Drover has
+// written to a VM that was created during the fault.
 func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, error) {
 	steady, cancelSteady := withHandoverTimeout(ctx)
 	defer cancelSteady()
@@ -46,7 +46,7 @@ func (d *Deployment) MeasureHandover(ctx context.Context, f Fault) (Handover, er
 	o := &observer{d: d, fault: f, old: leader, begin: time.Now()}
 	undo := func(context.Context) error { return nil }
 	var group errgroup.Group
-	group.Go(func() error { // a fault may return only once it is over
+	group.Go(func() error { // Inject may return only when the fault is over
 		again, err := f.Inject(ctx, d, podOf(leader))
 		if again != nil {
 			undo = again
@@ -64,14 +64,14 @@ func withHandoverTimeout(ctx context.Context) (context.Context, context.CancelFu
 	return context.WithTimeoutCause(ctx, handoverTimeout, fmt.Errorf("not within %s", handoverTimeout))
 }
 
-// observer follows one handover. It asks again and again, because the API server may be
-// away.
+// observer observes one handover. It polls, because a watch would end when the API server
+// is down.
 type observer struct {
 	d        *Deployment
 	fault    Fault
 	old      string // holder of the Lease
 	begin    time.Time
-	led      time.Time // when the old holder was last seen
+	led      time.Time // when the Lease last named the old holder
 	handover Handover
 }
 
@@ -139,10 +139,10 @@ func checkReconciled(ctx context.Context, probe *users.User) error {
 	return err
 }
 
-// holderOf returns who holds a Lease, or nothing.
+// holderOf returns the holder of a Lease, or "".
 func holderOf(lease *coordinationv1.Lease) string { return ptr.Deref(lease.Spec.HolderIdentity, "") }
 
-// podOf returns the pod of a holder. Drover adds a suffix to the pod's name.
+// podOf returns the name of a holder's pod, without the suffix that Drover adds.
 func podOf(holder string) string {
 	pod, _, _ := strings.Cut(holder, "_")
 	return pod

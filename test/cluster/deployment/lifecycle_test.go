@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestHelmLifecycle installs, upgrades, rolls back, uninstalls and installs again while VMs
-// exist. Nothing happens to their containers by that.
+// TestHelmLifecycle installs, upgrades, rolls back, uninstalls and installs again while VMs exist,
+// whose containers must not change.
 func TestHelmLifecycle(t *testing.T) {
 	tier.Full(t, "it starts a cluster of nodes; TestInstallations of test/manifests applies the chart and the kustomization to an API server")
 	t.Parallel()
@@ -39,9 +39,9 @@ func TestHelmLifecycle(t *testing.T) {
 	g.checkReinstalled(t)
 }
 
-// formerChart returns the chart as it was before its last change, with the present CRD: the
-// program is the present one, which refuses an older CRD than it needs. A checkout without that
-// commit, such as a shallow clone, has the present chart alone.
+// formerChart returns the chart before its last change, but with the current CRD, since the current
+// program refuses older CRDs. In a checkout without the commit before, such as a shallow clone, it
+// returns the current chart.
 func (d *Deployment) formerChart(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -102,7 +102,7 @@ images:
 	d.kubectl(t, "apply", "-k", dir)
 }
 
-// nameEngine tells a Drover that kustomize has installed where its engine is.
+// nameEngine sets the address of the engine in a Drover that kustomize has installed.
 func (d *Deployment) nameEngine(t testing.TB) {
 	t.Helper()
 	file := func(name string) string { return "--from-file=" + filepath.Join(d.Engine.Certificates, name) }

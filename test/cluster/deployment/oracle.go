@@ -16,8 +16,8 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// addContainers adds to the evidence what the engine reports: the events of containers as a driver's journal, in
-// which each start is a run, and the containers that exist at the end.
+// addContainers adds to the evidence the events of containers, in the form of a driver's journal in which each
+// start is a run, and the containers that exist at the end.
 func addContainers(e *rules.Evidence, recorded []ContainerEvent, containers []container.Summary) {
 	last := map[types.UID]*journal.Snapshot{}
 	for n, event := range recorded {
@@ -43,8 +43,8 @@ func addContainers(e *rules.Evidence, recorded []ContainerEvent, containers []co
 	}
 }
 
-// states are the states of servers by those of their containers. One that was only created was never started, because
-// none requested that.
+// states has the state of a server for each state of its container. A container that was only created counts as
+// stopped, because no user requested its start.
 var states = map[container.ContainerState]driver.State{
 	container.StateRunning: driver.StateRunning, container.StatePaused: driver.StatePaused,
 	container.StateExited: driver.StateStopped, container.StateCreated: driver.StateStopped,

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// TestAddContainers checks that the rules judge containers as they do servers.
+// TestAddContainers checks that the rules apply to containers as to servers.
 func TestAddContainers(t *testing.T) {
 	t.Parallel()
 	const uid = types.UID("uid-1")

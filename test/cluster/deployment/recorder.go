@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// ContainerEvent is an event of a container, as the engine reports it.
+// ContainerEvent is an event of a container that the engine reported.
 type ContainerEvent struct {
 	UID    types.UID
 	ID     string
@@ -26,7 +26,7 @@ type ContainerEvent struct {
 	At     time.Time
 }
 
-// Recorder records the events of all containers that carry a UID.
+// Recorder records the events of all containers with a UID label.
 type Recorder struct {
 	mu     sync.Mutex
 	events []ContainerEvent
@@ -39,7 +39,7 @@ func StartRecorder(t testing.TB, engine *Engine) *Recorder {
 	r := &Recorder{}
 	info, err := engine.Client.Info(t.Context(), client.InfoOptions{})
 	assert.NoError(t, err)
-	// Since a time of the engine: it answers before it begins to listen.
+	// The time is the engine's. With it no event is lost between the request and the engine's listening.
 	stream := engine.Client.Events(t.Context(), client.EventsListOptions{
 		Since:   info.Info.SystemTime,
 		Filters: client.Filters{}.Add("type", string(events.ContainerEventType)).Add("label", docker.LabelUID),
@@ -68,7 +68,7 @@ func (r *Recorder) follow(ctx context.Context, stream client.EventsResult) {
 	}
 }
 
-// Events returns what was recorded. An incomplete record is an error.
+// Events returns the recorded events, or an error if some may be missing.
 func (r *Recorder) Events() ([]ContainerEvent, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// TestStaticPod runs Drover as docs/cluster-docker.md says for one host: its commands, and the
-// manifest but for the paths of this host, which is not the kubelet's alone.
+// TestStaticPod runs Drover as docs/cluster-docker.md describes for one host: with its commands, and its
+// manifest with other paths, since the kubelet shares this host.
 func TestStaticPod(t *testing.T) {
 	tier.Full(t, "it starts a cluster of nodes; TestInstallations of test/manifests admits the pod")
 	t.Parallel()

@@ -30,7 +30,7 @@ const (
 	// simulatedNode is the label and annotation of nodes that kwok simulates.
 	simulatedNode = "kwok.x-k8s.io/node"
 	simulated     = "fake"
-	// vmsPerNode is how many there are at most.
+	// vmsPerNode is the most VMs on a node.
 	vmsPerNode = 10
 	// parallel is how many requests a user sends at the same time.
 	parallel = 32
@@ -43,7 +43,7 @@ const (
 //go:embed stages.yaml
 var stages []byte
 
-// The images are never fetched: no kubelet does more than to say that they run.
+// The images are never pulled, because the simulated kubelets only report that they run.
 const (
 	machineImage = "drover.test/machine:1"
 	guestImage   = "oci://drover.test/guest:1"
@@ -108,7 +108,7 @@ func (f *fleet) startKwok() (*framework.Process, error) {
 		"--manage-nodes-with-annotation-selector=" + simulatedNode + "=" + simulated,
 		// Loopback addresses for pods: the controller connects to each to sample usage.
 		"--cidr=127.128.0.0/9",
-		// By default, the Lease renewals of 1,000 nodes are a third of all requests.
+		// With the default, the Lease renewals of 1,000 nodes would be a third of all requests.
 		"--node-lease-duration-seconds=400",
 	}, nil)
 }
@@ -127,12 +127,12 @@ func (f *fleet) addNodes(ctx context.Context, count int) error {
 	return err
 }
 
-// watched lists and watches objects of Kubernetes.
+// watched returns a ListWatch of Kubernetes objects.
 func (f *fleet) watched(resource, namespace string) *cache.ListWatch {
 	return cache.NewListWatchFromClient(f.KubeClient.CoreV1().RESTClient(), resource, namespace, fields.Everything())
 }
 
-// newNode is a node with room for a hundred pods.
+// newNode returns a node with resources for a hundred pods.
 func newNode(n int) *corev1.Node {
 	room := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("256"), corev1.ResourceMemory: resource.MustParse("1Ti"), corev1.ResourcePods: resource.MustParse("110"),
@@ -144,7 +144,7 @@ func newNode(n int) *corev1.Node {
 	}
 }
 
-// newVM is a VM without a disk that lasts.
+// newVM returns a VM without a persistent disk.
 func newVM(name string) *api.VirtualMachine {
 	return framework.NewVM(name).Namespace(bench.Namespace).Driver("pod").Image(guestImage).
 		Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "128Mi").Spec(func(spec *api.VirtualMachineSpec) {
@@ -153,7 +153,7 @@ func newVM(name string) *api.VirtualMachine {
 	}).Obj()
 }
 
-// newPod has the size of a VM's pod.
+// newPod returns a pod of the same size as a VM's pod.
 func newPod(name string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},

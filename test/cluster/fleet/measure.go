@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	// floorName, as first argument, makes this program two bare informers.
+	// floorName, as first argument, makes this program run only two informers.
 	floorName = "informers"
 	// restTime is how long writes at rest are counted.
 	restTime = time.Minute
-	// settlePause is how long memory is left alone before it is measured.
+	// settlePause is the pause before memory is measured.
 	settlePause = 10 * time.Second
 )
 
-// runInformers keeps all VirtualMachines and pods in memory, as any controller for both does,
-// and does nothing else.
+// runInformers only keeps all VirtualMachines and pods in memory, as every controller for them
+// has to.
 func runInformers(ctx context.Context, config *rest.Config, _ []string) error {
 	ofVMs := externalversions.NewSharedInformerFactory(versioned.NewForConfigOrDie(config), 0)
 	ofPods := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(config), 0)
@@ -45,14 +45,14 @@ func runInformers(ctx context.Context, config *rest.Config, _ []string) error {
 	return nil
 }
 
-// phase is how long something took, how often objects were written meanwhile, by all, and how many
-// requests there were for what a VM consists of.
+// phase has the duration of an operation, how often all clients wrote objects during it, and the number
+// of requests for the objects of VMs.
 type phase struct {
 	took                time.Duration
 	vms, pods, requests float64
 }
 
-// measure returns the cost of an operation, and the writes until the controller was quiet.
+// measure returns the costs of an operation, including writes until the controller is quiet.
 func (f *fleet) measure(ctx context.Context, what string, do func() (time.Duration, error)) (p phase, err error) {
 	before, err := f.readWrites(ctx)
 	if err == nil {
@@ -70,8 +70,8 @@ func (f *fleet) measure(ctx context.Context, what string, do func() (time.Durati
 	return p, err
 }
 
-// readWrites reads the API server's counts. Writes are counted as etcd reports them: once for each
-// object of a collection that is deleted, and not for a request that changes nothing.
+// readWrites reads the API server's counters. Writes are those of etcd: one for each object of a
+// collection that is deleted, and none for a request that changes nothing.
 func (f *fleet) readWrites(ctx context.Context) (p phase, err error) {
 	page, err := f.ReadAPIMetrics(ctx)
 	const written, requested = "apiserver_storage_events_received_total", "apiserver_request_total"
@@ -83,7 +83,7 @@ func (f *fleet) readWrites(ctx context.Context) (p phase, err error) {
 	return p, err
 }
 
-// measureRounds measures, for each number of VMs, bare pods and then as many VMs.
+// measureRounds measures bare pods and then VMs, for each number.
 func (f *fleet) measureRounds(ctx context.Context) error {
 	alone, err := f.measureMore(ctx, "alone")
 	if err != nil {
@@ -114,7 +114,7 @@ func (f *fleet) measureRounds(ctx context.Context) error {
 	return nil
 }
 
-// addRows reports what each VM took beside a bare pod.
+// addRows reports the costs of each VM, compared with a bare pod.
 func (f *fleet) addRows(count int, up, down, podsUp, podsDown phase) {
 	n := float64(count)
 	add := func(what, unit string, vm, pod float64) {
@@ -129,7 +129,7 @@ func (f *fleet) addRows(count int, up, down, podsUp, podsDown phase) {
 	f.AddRow("writes of a VM until gone, with the user's", count, "", down.vms/n)
 }
 
-// measurePods measures pods like those of the VMs that nothing but Kubernetes looks after.
+// measurePods measures pods like those of VMs, but without Drover.
 func (f *fleet) measurePods(ctx context.Context, count int) (up, down phase, err error) {
 	pods, watched := f.KubeClient.CoreV1().Pods(bench.Namespace), f.watched("pods", bench.Namespace)
 	up, err = f.measure(ctx, "bare pods run", func() (time.Duration, error) {
@@ -153,7 +153,7 @@ func (f *fleet) measurePods(ctx context.Context, count int) (up, down phase, err
 	return up, down, err
 }
 
-// measureRest measures the work at rest, the memory, and the cost of one more VM.
+// measureRest measures the writes at rest, the memory, and the costs of one more VM.
 func (f *fleet) measureRest(ctx context.Context, count int, alone []float64) error {
 	rest, err := f.measure(ctx, "a rest ends", func() (time.Duration, error) { return restTime, bench.Pause(ctx, restTime) })
 	if err != nil {
@@ -176,7 +176,7 @@ func (f *fleet) measureRest(ctx context.Context, count int, alone []float64) err
 	return err
 }
 
-// measureMore creates one VM after the other, and returns how long each took to Active.
+// measureMore creates one VM after the other, and returns how long each took until it was Active.
 func (f *fleet) measureMore(ctx context.Context, name string) (times []float64, err error) {
 	quiet := func(ctx context.Context) error { return bench.AwaitQuiet(ctx, f.controller.PID()) }
 	for n := range f.Turns {

@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package processlog records which QEMUs are started. The recorder, beside this folder,
-// reports each start to a Log by a pipe, since QEMU may have no sockets, and halts itself. The
-// log looks at the process from outside, as QEMU's user may read nothing, and lets it go on.
+// Package processlog records the starts of QEMU processes. Drover starts program recorder instead
+// of QEMU. The recorder reports the start to a Log by a pipe, since QEMU may have no sockets, and
+// halts itself. The Log inspects the process, whose user lacks all rights, and resumes it.
 package processlog
 
 import (
@@ -25,10 +25,10 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// haltWithin bounds how long a process takes to halt once it has reported.
-const haltWithin = time.Minute
+// haltTimeout is how long a process may take to halt once it has reported.
+const haltTimeout = time.Minute
 
-// Log takes the reports of recorders.
+// Log receives the reports of recorders.
 type Log struct {
 	pipe *os.File
 
@@ -37,18 +37,18 @@ type Log struct {
 	err    error
 }
 
-// pipeOf returns the path of the pipe that a program at a path reports to.
+// pipeOf returns the path of the pipe to which the program at a path reports.
 func pipeOf(program string) string { return program + ".reports" }
 
-// OpenReports makes a pipe for the JSON reports of a program in QEMU's place, whose folder only the caller may change.
-// Every user may write to it. Once it is closed, no report can be sent.
+// OpenReports makes a pipe for the JSON reports of a program that replaces QEMU. Only the caller may be able to change
+// the program's folder. Every user may write to the pipe. Once it is closed, reports fail.
 func OpenReports(program string) (*os.File, error) {
 	path := pipeOf(program)
 	const forAll = 0o622
 	if err := errors.Join(unix.Mkfifo(path, forAll), os.Chmod(path, forAll)); err != nil {
 		return nil, err
 	}
-	return os.OpenFile(path, os.O_RDWR, 0) // for writing too, so that it does not end with the first writer
+	return os.OpenFile(path, os.O_RDWR, 0) // also for writing, so that reads do not end with the first writer
 }
 
 // SendReport sends a report of the program at a path.
@@ -57,10 +57,10 @@ func SendReport(program string, report any) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(json.NewEncoder(pipe).Encode(report), pipe.Close()) // one write, so reports do not mix
+	return errors.Join(json.NewEncoder(pipe).Encode(report), pipe.Close()) // a single write, so that reports do not mix
 }
 
-// NewLog returns a log that takes reports of the recorder at a path, until it is closed.
+// NewLog returns a log that receives reports of the recorder at a path until it is closed.
 func NewLog(recorder string) (*Log, error) {
 	pipe, err := OpenReports(recorder)
 	if err != nil {
@@ -71,7 +71,7 @@ func NewLog(recorder string) (*Log, error) {
 	return l, nil
 }
 
-// Close ends the log. Recorders that report later fail, and start no QEMU.
+// Close ends the log. Recorders that report later fail and do not run QEMU.
 func (l *Log) Close() error { return l.pipe.Close() }
 
 // Starts returns all starts so far, and an error if any could not be recorded.
@@ -96,12 +96,12 @@ func (l *Log) serve() {
 	}
 }
 
-// record records a start, and then lets the process become QEMU. It looks for other processes before. Of two that start
-// at the same time, at least one is seen beside the other.
+// record records a start with the other processes of the server, and then resumes the process, which becomes QEMU. Of two
+// processes that start at the same time, at least one is recorded with the other.
 func (l *Log) record(start rules.Start) error {
 	var server struct{ Run string }
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cwd/server.json", start.PID))
-	if errors.Is(err, fs.ErrNotExist) { // it was killed meanwhile
+	if errors.Is(err, fs.ErrNotExist) { // the process was killed after its report
 		return nil
 	}
 	if err == nil {
@@ -124,10 +124,10 @@ func (l *Log) record(start rules.Start) error {
 	return nil
 }
 
-// waitHalted waits until a process is halted, or gone. One that was killed is a zombie for as long as its parent is halted.
+// waitHalted waits until a process is halted, gone or a zombie: a killed process is a zombie as long as its parent is halted.
 func waitHalted(pid int) error {
 	const halted, zombie = 'T', 'Z'
-	for begin := time.Now(); time.Since(begin) < haltWithin; time.Sleep(time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < haltTimeout; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 			return nil
@@ -139,11 +139,11 @@ func waitHalted(pid int) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("process %d has reported its start, and does not halt", pid)
+	return fmt.Errorf("process %d has reported its start, but does not halt", pid)
 }
 
-// Report reports that this process, the recorder at a path, is about to become the QEMU of a server, and returns once
-// that is recorded.
+// Report reports that this process, the recorder at a path, is about to become the QEMU of a server, and waits until the
+// start is recorded.
 func Report(recorder string, uid types.UID) error {
 	if err := SendReport(recorder, rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}); err != nil {
 		return err
@@ -151,14 +151,14 @@ func Report(recorder string, uid types.UID) error {
 	return unix.Kill(os.Getpid(), unix.SIGSTOP)
 }
 
-// Processes returns the QEMUs that run for a server.
+// Processes returns the PIDs of the QEMU processes of a server.
 func Processes(uid types.UID) ([]int, error) { return withOption("-uuid", uid) }
 
-// Supervisors returns the supervisors that follow the QEMU of a server.
+// Supervisors returns the PIDs of the supervisors of a server.
 func Supervisors(uid types.UID) ([]int, error) { return withOption("-machine", uid) }
 
-// withOption returns the processes whose command line has an option with a server's UID. A process
-// that has ended and was not reaped yet has no command line.
+// withOption returns the PIDs of processes whose command line has an option with a server's UID. The
+// command line of a zombie is empty.
 func withOption(option string, uid types.UID) ([]int, error) {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {

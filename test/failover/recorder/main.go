@@ -1,10 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program recorder takes the place of QEMU where Drover looks for it. It reports that it
-// was started, and for which server, to the log of package processlog for its own path. Then
-// it becomes QEMU: the process stays the same. So a separate environment needs only a copy of
-// its own.
+// Program recorder is started by Drover instead of QEMU. It reports its start and its server to
+// the log of package processlog for its own path, and then executes QEMU in the same process.
+// Because the log depends on the path, each environment uses a separate copy of the program.
 package main
 
 import (
@@ -24,7 +23,7 @@ func main() {
 	os.Exit(1)
 }
 
-// runQEMU does not return unless it fails.
+// runQEMU returns only if it fails.
 func runQEMU() error {
 	if n := slices.Index(os.Args, "-uuid"); n >= 0 && n+1 < len(os.Args) {
 		if err := processlog.Report(os.Args[0], types.UID(os.Args[n+1])); err != nil {

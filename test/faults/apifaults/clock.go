@@ -21,11 +21,11 @@ import (
 // clockStep is how far the API server's clock steps.
 const clockStep = time.Hour
 
-// ClockSteps are steps of the API server's clock: what it creates or begins to delete from the
-// event on has the times of a clock that is ahead or behind. Objects that are older keep
-// theirs, so an object may be deleted before it was created.
+// ClockSteps are steps of the API server's clock: from one event of a VirtualMachine on, new creation
+// and deletion timestamps come from a clock that is ahead or behind. Older timestamps stay, so an
+// object may be deleted before it was created.
 var ClockSteps = Faults{
-	byName: map[string]func() fault{
+	constructors: map[string]func() fault{
 		"ahead":  func() fault { return &steppedClock{step: clockStep, times: map[string]timeChange{}} },
 		"behind": func() fault { return &steppedClock{step: -clockStep, times: map[string]timeChange{}} },
 	},
@@ -43,15 +43,15 @@ type steppedClock struct {
 	times map[string]timeChange // by UID and field
 }
 
-// timeChange is a time as the API server has it, and as processes see it.
+// timeChange is a time in the API server, and the time that processes see in its place.
 type timeChange struct{ real, seen string }
 
 func (f *steppedClock) occur(s *stream, e event) error {
 	f.mu.Lock()
 	f.since = time.Now()
-	if o := e.metadata(); e.Type == string(watch.Added) { // this object counts, in whatever second its event arrives
+	if o := e.metadata(); e.Type == string(watch.Added) { // the added object gets the new time too
 		f.since = o.CreationTimestamp.Time
-		delete(f.times, string(o.UID)+" creationTimestamp") // a user may have been answered before
+		delete(f.times, string(o.UID)+" creationTimestamp") // determine it again: the answer to the creation has recorded the old time
 	}
 	f.mu.Unlock()
 	return s.deliver(e)
@@ -99,10 +99,10 @@ func (f *steppedClock) changeBody(body io.ReadCloser, change changer) ([]byte, e
 	return f.changeTimes(content, change)
 }
 
-// changer returns what stands in place of a time of an object's field.
-type changer func(field, text string) string
+// changer returns the text that replaces a time. The key is the object's UID and the name of the field.
+type changer func(key, text string) string
 
-// changeTimes changes the times in an object, or in all of a list.
+// changeTimes changes the times in an object, or in all objects of a list.
 func (f *steppedClock) changeTimes(content []byte, change changer) ([]byte, error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	decoder.UseNumber()
@@ -132,10 +132,10 @@ func changeObject(o map[string]any, change changer) {
 	}
 }
 
-// seenTime returns a time as processes see it. It is decided once: an object's time does not
-// change with the clock. The caller holds the lock.
-func (f *steppedClock) seenTime(field, text string) string {
-	if known, ok := f.times[field]; ok {
+// seenTime returns the time that processes see. It is determined once for each field, because an
+// object's time does not change with the clock. The caller must hold the lock.
+func (f *steppedClock) seenTime(key, text string) string {
+	if known, ok := f.times[key]; ok {
 		return known.seen
 	}
 	seen := text
@@ -143,13 +143,13 @@ func (f *steppedClock) seenTime(field, text string) string {
 	if err == nil && !f.since.IsZero() && !at.Before(f.since.Truncate(time.Second)) {
 		seen = at.Add(f.step).UTC().Format(time.RFC3339)
 	}
-	f.times[field] = timeChange{text, seen}
+	f.times[key] = timeChange{text, seen}
 	return seen
 }
 
-// realTime returns a time as the API server has it.
-func (f *steppedClock) realTime(field, text string) string {
-	if known, ok := f.times[field]; ok && known.seen == text {
+// realTime returns the time in the API server.
+func (f *steppedClock) realTime(key, text string) string {
+	if known, ok := f.times[key]; ok && known.seen == text {
 		return known.real
 	}
 	return text

@@ -11,11 +11,11 @@ import (
 )
 
 // TestSteppedClock checks that the object whose creation event steps the clock gets the stepped time,
-// even if the event arrives seconds later and the object was read before it. An older object keeps its
-// time.
+// even if the event arrives seconds later and the object was read before the event. Older objects keep
+// their time.
 func TestSteppedClock(t *testing.T) {
 	const before, created, stepped = "2020-01-01T00:00:00Z", "2020-01-01T00:00:01Z", "2020-01-01T01:00:01Z"
-	f := ClockSteps.byName["ahead"]()
+	f := ClockSteps.constructors["ahead"]()
 	object := func(uid, at string) event {
 		return event{Type: "ADDED", Object: []byte(`{"metadata":{"uid":"` + uid + `","creationTimestamp":"` + at + `"}}`)}
 	}

@@ -20,11 +20,12 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// EtcdKind is the kind of fault in which the API server and its etcd are killed, are full, or
-// come back with another past, in the midst of users' requests.
+// EtcdKind is the kind of fault in which the API server and its etcd are killed, etcd is full,
+// or etcd is restored from a backup, in the middle of users' requests.
 func EtcdKind(name string) lab.Kind {
 	return lab.Kind{
 		Name: name, NeedsOwnLab: true, Sizes: []lab.Size{lab.SizeDefault, lab.SizeFull},
@@ -37,43 +38,43 @@ func EtcdKind(name string) lab.Kind {
 	}
 }
 
-// etcdCase is what happens to etcd after users have requested something.
+// etcdCase is a fault of etcd that occurs after users have requested something.
 type etcdCase struct {
 	name string
-	// isRare is set if it is run in lab.SizeFull alone.
+	// isRare is set if the case is only run in lab.SizeFull.
 	isRare bool
 	// prepare is called before the requests, and fault after them. They may be nil.
 	prepare, fault func(context.Context, *etcdRun) error
-	// later is how many VirtualMachines users create.
-	later int
-	// past is set if what users have requested is undone.
-	past bool
-	// isExpected says which violations are those that the documentation announces.
+	// creations is how many VirtualMachines users create.
+	creations int
+	// undone is set if the fault undoes users' requests.
+	undone bool
+	// isExpected reports whether the documentation announces a violation.
 	isExpected func(lab.Violation) bool
 }
 
-// frozenLosses is how many lost VirtualMachines freeze the sweep, which then keeps servers.
-const frozenLosses = 5
+// freezeThreshold is the number of lost VirtualMachines at which the sweep freezes and keeps their servers.
+const freezeThreshold = 5
 
-// etcdCases returns all cases. The first is without a fault: the others must end like it.
+// etcdCases returns all cases. The first has no fault: the others must end in the same state.
 func etcdCases() []etcdCase {
 	all := []etcdCase{
-		{name: "none", later: 1},
-		{name: "compacted", later: 1, prepare: cutOff, fault: compactAndReturn},
-		{name: "restored", later: 1, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
-		{name: "restored, not raised", later: 1, past: true, prepare: backUp, fault: restoreAsIs, isExpected: isSecondServer},
-		{name: "restored, many are lost", later: frozenLosses, past: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
+		{name: "none", creations: 1},
+		{name: "compacted", creations: 1, prepare: cutOff, fault: compactAndReturn},
+		{name: "restored", creations: 1, undone: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
+		{name: "restored, old revision", creations: 1, undone: true, prepare: backUp, fault: restoreAsIs, isExpected: isSecondServer},
+		{name: "restored, many are lost", creations: freezeThreshold, undone: true, prepare: backUp, fault: restoreRaised, isExpected: isSecondServer},
 	}
 	for n := range 50 {
 		after, isRare := time.Duration(n)*20*time.Millisecond, n != 0 && n != 4
 		all = append(all,
-			etcdCase{name: fmt.Sprintf("killed after %s", after), isRare: isRare, later: 1, fault: killAfter(after)},
-			etcdCase{name: fmt.Sprintf("full after %s", after), isRare: isRare, later: 1, fault: fillAfter(after)})
+			etcdCase{name: fmt.Sprintf("killed after %s", after), isRare: isRare, creations: 1, fault: killAfter(after)},
+			etcdCase{name: fmt.Sprintf("full after %s", after), isRare: isRare, creations: 1, fault: fillAfter(after)})
 	}
 	return all
 }
 
-// exploreEtcd runs cases one after another, since they disturb every world.
+// exploreEtcd runs cases one after another, since each affects all users of etcd.
 func exploreEtcd(ctx context.Context, l *lab.Lab, isWanted func(etcdCase) bool) (result lab.Result, err error) {
 	begin := time.Now()
 	etcd, err := grpc.NewClient("unix:"+filepath.Join(l.DataDir, "run", "etcd.sock"),
@@ -126,7 +127,7 @@ func (r *etcdRun) run(ctx context.Context, want lab.State) (broken []lab.Violati
 	}
 	err = r.waitConverged(ctx)
 	if late, ok := errors.AsType[*lab.NotConvergedError](err); ok {
-		return []lab.Violation{{Case: r.name, Rule: "O10", Text: late.Error(), History: r.replicas.Decisions()}}, nil
+		return []lab.Violation{{Case: r.name, Rule: rules.Converges, Text: late.Error(), History: r.replicas.Decisions()}}, nil
 	}
 	if err == nil {
 		broken, err = r.checkState(ctx, want)
@@ -134,7 +135,7 @@ func (r *etcdRun) run(ctx context.Context, want lab.State) (broken []lab.Violati
 	return broken, err
 }
 
-// users' VirtualMachines, by the requests for them.
+// The names of users' VirtualMachines. Each is the request that users make for it.
 const (
 	deleted   = "deleted"
 	restarted = "restarted"
@@ -151,21 +152,21 @@ func request(ctx context.Context, r *etcdRun) error {
 		r.world.DeleteVM(ctx, deleted),
 		r.world.UpdateVM(ctx, restarted, func(vm *api.VirtualMachine) { vm.Spec.RestartedAt = &at }),
 		r.world.UpdateVM(ctx, resized, r.engine.Resize))
-	for n := range r.later {
+	for n := range r.creations {
 		err = errors.Join(err, r.world.CreateVM(ctx, r.engine.NewVM(laterName(n)).Obj()))
 	}
-	if !r.past {
+	if !r.undone {
 		return err
 	}
 	return errors.Join(err, r.waitRequested(ctx))
 }
 
-// waitConverged waits until every VirtualMachine is as it should be.
+// waitConverged waits until every VirtualMachine is in the expected state.
 func (r *etcdRun) waitConverged(ctx context.Context) error {
-	if !r.past {
+	if !r.undone {
 		return r.waitRequested(ctx)
 	}
-	for n := range r.later {
+	for n := range r.creations {
 		if err := r.world.WaitGone(ctx, laterName(n)); err != nil {
 			return err
 		}
@@ -173,9 +174,9 @@ func (r *etcdRun) waitConverged(ctx context.Context) error {
 	return r.waitApplied(ctx, deleted, restarted, resized, untouched)
 }
 
-// waitRequested waits until what users have requested is done.
+// waitRequested waits until users' requests are complete.
 func (r *etcdRun) waitRequested(ctx context.Context) error {
-	for n := range r.later {
+	for n := range r.creations {
 		if err := r.waitApplied(ctx, laterName(n)); err != nil {
 			return err
 		}
@@ -192,12 +193,12 @@ func (r *etcdRun) waitApplied(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// checkState returns the rules that are broken at rest.
+// checkState waits until nothing is written any more, and returns the rules that are broken.
 func (r *etcdRun) checkState(ctx context.Context, want lab.State) ([]lab.Violation, error) {
-	if r.past {
+	if r.undone {
 		want = r.snapshot
 	}
-	// client-go sends events again for a while.
+	// Events do not count, because client-go sends them again for a while.
 	if v := lab.ViolationOf(r.world.WaitRest(ctx, quietTime, "events")); v != nil {
 		return r.withoutExpected([]lab.Violation{*v}), nil
 	}
@@ -207,28 +208,28 @@ func (r *etcdRun) checkState(ctx context.Context, want lab.State) ([]lab.Violati
 			return nil, err
 		}
 		r.state = state
-		if r.past {
+		if r.undone {
 			state, want = withoutRestarts(state), withoutRestarts(want)
 		}
 		if r.fault != nil {
 			for _, text := range state.Differences(want) {
-				broken = append(broken, lab.Violation{Rule: "O7", Text: text})
+				broken = append(broken, lab.Violation{Rule: rules.AsRequested, Text: text})
 			}
 		}
-		if r.later == frozenLosses && r.past {
+		if r.creations == freezeThreshold && r.undone {
 			broken = r.checkKept(ctx, broken)
 		}
 		return r.withoutExpected(broken), nil
 	})
 }
 
-// quietTime is how long nothing is written before a state counts as one at rest.
+// quietTime is how long nothing may be written before the world counts as at rest.
 const quietTime = time.Second
 
 var restartCounts = regexp.MustCompile(`restarts=\d+`)
 
-// withoutRestarts returns a state without what a restored etcd cannot undo: what was done to
-// servers, and how often they were started again.
+// withoutRestarts returns a state without the parts that a restored etcd cannot undo: the
+// effects on servers, and how often they were restarted.
 func withoutRestarts(s lab.State) lab.State {
 	s.Effects, s.VMs = nil, maps.Clone(s.VMs)
 	for name, status := range s.VMs {
@@ -251,36 +252,36 @@ func (r *etcdRun) withoutExpected(all []lab.Violation) []lab.Violation {
 // sweepTime is long enough for a sweep that is not frozen to remove orphans.
 const sweepTime = 10 * time.Second
 
-// checkKept checks that the sweep is frozen: exactly the servers that were lost are left, which
-// otherwise breaks rules.
+// checkKept checks that the sweep is frozen and keeps the servers of all lost VirtualMachines. It
+// removes the violations that these servers cause.
 func (r *etcdRun) checkKept(ctx context.Context, broken []lab.Violation) []lab.Violation {
 	time.Sleep(sweepTime)
-	_, again, err := r.world.Judge(ctx, r.replicas)
+	_, current, err := r.world.Judge(ctx, r.replicas)
 	if err != nil {
-		return []lab.Violation{{Rule: "O10", Text: err.Error()}}
+		return []lab.Violation{{Rule: rules.Converges, Text: err.Error()}}
 	}
 	kept := 0
-	for _, v := range again {
+	for _, v := range current {
 		if isLostServer(v) {
 			kept++
 		}
 	}
 	broken = slices.DeleteFunc(broken, func(v lab.Violation) bool {
-		return isLostServer(v) || v.Rule == "O7" && strings.HasPrefix(v.Text, "the servers are")
+		return isLostServer(v) || v.Rule == rules.AsRequested && strings.HasPrefix(v.Text, "the servers are")
 	})
-	if kept != r.later {
-		broken = append(broken, lab.Violation{Rule: "O6", Text: fmt.Sprintf("%d of %d servers whose VirtualMachines were lost were kept", kept, r.later)})
+	if kept != r.creations {
+		broken = append(broken, lab.Violation{Rule: rules.OthersUntouched, Text: fmt.Sprintf("%d of %d servers without a VirtualMachine were kept, want all", kept, r.creations)})
 	}
 	return broken
 }
 
 // isLostServer reports whether a rule is broken because a server's VirtualMachine was lost.
 func isLostServer(v lab.Violation) bool {
-	return v.Rule == "O2" && strings.Contains(v.Text, " of later-")
+	return v.Rule == rules.NoOrphans && strings.Contains(v.Text, " of later-")
 }
 
-// isSecondServer reports whether a rule is broken because a deleted VirtualMachine is back: it
-// gets another server.
+// isSecondServer reports whether a rule is broken because a deleted VirtualMachine was restored and
+// has got a second server.
 func isSecondServer(v lab.Violation) bool {
-	return v.Rule == "O3" && strings.HasPrefix(v.Text, deleted+": ")
+	return v.Rule == rules.OneServer && strings.HasPrefix(v.Text, deleted+": ")
 }

@@ -27,14 +27,14 @@ type etcdRun struct {
 	engine   lab.Fake
 	world    *lab.World
 	replicas *lab.Replicas
-	// connect lets controllers reach the API server again that were cut off.
+	// connect connects the controllers with the API server again after cutOff.
 	connect  func()
-	snapshot lab.State // when the backup was made
+	snapshot lab.State // at the time of the backup
 	state    lab.State // at the end
 	output   string
 }
 
-// begin makes a world with VirtualMachines.
+// begin creates a world with VirtualMachines.
 func (r *etcdRun) begin(ctx context.Context) (err error) {
 	if r.world, err = r.NewWorld(ctx); err != nil {
 		return err
@@ -55,14 +55,14 @@ func (r *etcdRun) begin(ctx context.Context) (err error) {
 }
 
 func (r *etcdRun) startReplicas() (err error) {
-	r.replicas, err = r.world.StartReplicas(lab.Plan{Engine: r.engine, Recovery: lab.ByRestart, Unprotected: r.past})
+	r.replicas, err = r.world.StartReplicas(lab.Plan{Engine: r.engine, Recovery: lab.ByRestart, Unprotected: r.undone})
 	return err
 }
 
-// outageTime is how long the API server is away, or etcd full. A leader keeps its Lease.
+// outageTime is how long etcd is full. It is short enough for a leader to keep its Lease.
 const outageTime = 2 * time.Second
 
-// restart kills the API server with its etcd, does something, and starts it.
+// restart kills the API server with its etcd, calls do, and starts the API server again.
 func (r *etcdRun) restart(do func() error) error {
 	if err := errors.Join(r.Kill(), do()); err != nil {
 		return err
@@ -80,7 +80,7 @@ func killAfter(after time.Duration) func(context.Context, *etcdRun) error {
 	}
 }
 
-// fillAfter has etcd refuse writes for a while, some time after the requests.
+// fillAfter makes etcd refuse writes for a while, some time after the requests.
 func fillAfter(after time.Duration) func(context.Context, *etcdRun) error {
 	return func(ctx context.Context, r *etcdRun) error {
 		time.Sleep(after)
@@ -92,19 +92,19 @@ func fillAfter(after time.Duration) func(context.Context, *etcdRun) error {
 	}
 }
 
-// setFull raises or ends the alarm that etcd has when its disk quota is used up.
+// setFull activates or disarms etcd's alarm NOSPACE.
 func (r *etcdRun) setFull(ctx context.Context, action etcd.AlarmRequest_AlarmAction) error {
 	_, err := etcd.NewMaintenanceClient(r.etcd).Alarm(ctx, &etcd.AlarmRequest{Action: action, Alarm: etcd.AlarmType_NOSPACE})
 	return err
 }
 
-// cutOff keeps controllers from the API server, which restarts with empty caches.
+// cutOff disconnects controllers from the API server, and restarts it so that its caches are empty.
 func cutOff(_ context.Context, r *etcdRun) error {
 	r.connect = r.world.CutAPI()
 	return r.restart(nothing)
 }
 
-// compactAndReturn discards all versions that controllers know, and connects them again.
+// compactAndReturn discards all versions that the controllers know, and connects the controllers again.
 func compactAndReturn(ctx context.Context, r *etcdRun) error {
 	err := r.compactAll(ctx)
 	if err == nil {
@@ -114,7 +114,7 @@ func compactAndReturn(ctx context.Context, r *etcdRun) error {
 	return err
 }
 
-// compactAll discards all versions but the newest.
+// compactAll discards all versions except the newest.
 func (r *etcdRun) compactAll(ctx context.Context) error {
 	now, err := r.revision(ctx)
 	if err == nil {
@@ -123,7 +123,7 @@ func (r *etcdRun) compactAll(ctx context.Context) error {
 	return err
 }
 
-// revision returns etcd's.
+// revision returns etcd's revision.
 func (r *etcdRun) revision(ctx context.Context) (int64, error) {
 	list, err := r.KubeClient.CoreV1().Namespaces().List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -136,7 +136,7 @@ func (r *etcdRun) etcdDir() string { return filepath.Join(r.DataDir, "etcd") }
 
 func (r *etcdRun) backupDir() string { return filepath.Join(r.DataDir, "backup") }
 
-// backUp makes a backup of etcd, whose state is that to return to.
+// backUp makes a backup of etcd, and records the state of the world.
 func backUp(ctx context.Context, r *etcdRun) (err error) {
 	if r.snapshot, _, err = r.world.Judge(ctx, r.replicas); err != nil {
 		return err
@@ -146,13 +146,13 @@ func backUp(ctx context.Context, r *etcdRun) (err error) {
 	})
 }
 
-// returnToBackup puts the backup in etcd's place.
+// returnToBackup replaces etcd's folder by the backup.
 func (r *etcdRun) returnToBackup() error {
 	return errors.Join(os.RemoveAll(r.etcdDir()), os.CopyFS(r.etcdDir(), os.DirFS(r.backupDir())))
 }
 
-// restoreRaised restores the backup as the documentation says: with a revision higher than any
-// before, and without versions that controllers could still follow. They run on.
+// restoreRaised restores the backup as the documentation says: with a revision above all earlier
+// ones, and compacted, so that no watch can continue from an old version. Controllers keep running.
 func restoreRaised(ctx context.Context, r *etcdRun) error {
 	before, err := r.revision(ctx)
 	if err != nil {
@@ -170,8 +170,8 @@ func restoreRaised(ctx context.Context, r *etcdRun) error {
 	return err
 }
 
-// raiseRevision writes until the revision is higher than one.
-func (r *etcdRun) raiseRevision(ctx context.Context, than int64) error {
+// raiseRevision writes until etcd's revision is above a minimum.
+func (r *etcdRun) raiseRevision(ctx context.Context, minimum int64) error {
 	configMaps := r.KubeClient.CoreV1().ConfigMaps(r.world.System)
 	filler := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "raise-"}}
 	for {
@@ -179,14 +179,14 @@ func (r *etcdRun) raiseRevision(ctx context.Context, than int64) error {
 		if err != nil {
 			return err
 		}
-		if now, err := strconv.ParseInt(made.ResourceVersion, 10, 64); err != nil || now > than {
+		if now, err := strconv.ParseInt(made.ResourceVersion, 10, 64); err != nil || now > minimum {
 			return err
 		}
 	}
 }
 
-// restoreAsIs restores the backup with its revision, as the documentation says: with no
-// controller running, and without the epochs that the engine has seen.
+// restoreAsIs restores the backup with its old revision, as the documentation says: while no
+// controller runs, and with the engine's record of epochs removed.
 func restoreAsIs(_ context.Context, r *etcdRun) error {
 	r.replicas.Stop()
 	if err := r.restart(r.returnToBackup); err != nil {

@@ -19,22 +19,22 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// OldLists are faults of a controller that starts again, at an API server whose watch cache
-// lags behind: its lists are old where a request allows that, and its watches late. Others
-// are answered as they must be.
+// OldLists are faults of a controller that restarts while the API server's watch cache lags
+// behind: lists are old if the request allows this, and watches begin late. Other requests
+// are not disturbed.
 var OldLists = Faults{
-	byName: map[string]func() fault{
+	constructors: map[string]func() fault{
 		"list of the begin": func() fault { return &oldLists{} },
 	},
 	recoveries: []lab.Recovery{lab.ByRestart},
 	isWanted:   func(event string) bool { return strings.Contains(event, " virtualmachines ") },
 }
 
-// oldLists serves lists from the past to all processes but the first, which ends at the
+// oldLists serves old lists to all processes but the first, which is killed at the
 // event.
 type oldLists struct {
 	mu       sync.Mutex
-	first    string // version at the begin of the workload
+	first    string // the version at the begin of the workload
 	newest   string
 	old      string // the version of lists, once the fault has occurred
 	caughtUp time.Time
@@ -50,11 +50,11 @@ func (f *oldLists) occur(s *stream, e event) error {
 	return errCut
 }
 
-// awaitCaughtUp waits until lists and watches show what there is.
+// awaitCaughtUp waits until lists and watches are up to date.
 func (f *oldLists) awaitCaughtUp() {
 	ctx, cancel := context.WithTimeout(context.Background(), faultTime)
 	defer cancel()
-	_ = assert.Poll(ctx, "lists and watches show what there is", func() error {
+	_ = assert.Poll(ctx, "lists and watches are up to date", func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return assert.ErrorUnless(!f.caughtUp.IsZero() && !time.Now().Before(f.caughtUp.Add(calmTime)), "the lists are old")
@@ -78,7 +78,7 @@ func (f *oldLists) begin() {
 // roundTrip implements fault.
 func (f *oldLists) roundTrip(process int, req *http.Request, next http.RoundTripper) (*http.Response, error) {
 	query := req.URL.Query()
-	if process == 0 || !strings.HasSuffix(req.URL.Path, "/virtualmachines") {
+	if process == firstProcess || !strings.HasSuffix(req.URL.Path, "/virtualmachines") {
 		return next.RoundTrip(req)
 	}
 	switch {
@@ -94,7 +94,7 @@ func (f *oldLists) roundTrip(process int, req *http.Request, next http.RoundTrip
 	return next.RoundTrip(req)
 }
 
-// oldVersion returns the version that lists are of, and has watches lag from now on.
+// oldVersion returns the version of the old lists. Its first call makes watches lag from then on.
 func (f *oldLists) oldVersion() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -114,8 +114,8 @@ func (f *oldLists) waitUntilCaughtUp(req *http.Request) {
 	}
 }
 
-// refuseInitialEvents answers as an API server without lists by watches, or whose cache is
-// too old for one: client-go then lists with version 0, which may be any.
+// refuseInitialEvents answers like an API server that does not support lists by watches. Then
+// client-go lists with resourceVersion 0, which allows any version.
 func refuseInitialEvents(*http.Request) (*http.Response, error) {
 	answer := httptest.NewRecorder()
 	answer.Header().Set("Content-Type", "application/json")

@@ -30,8 +30,8 @@ func (e event) metadata() metav1.ObjectMeta {
 
 func (e event) name() string { return e.metadata().Name }
 
-// stream is a watch of a process: what it reads is what the fault makes of the API server's
-// events.
+// stream is a watch of a process. The process reads the API server's events as the fault
+// changes them.
 type stream struct {
 	*io.PipeReader
 	injector *injector
@@ -40,8 +40,8 @@ type stream struct {
 	to       *io.PipeWriter
 	from     io.ReadCloser
 	events   chan event
-	ended    chan struct{} // closed when nothing is forwarded any longer
-	readErr  error         // once events is closed
+	ended    chan struct{} // closed when forwarding has ended
+	readErr  error         // valid once events is closed
 }
 
 func newStream(i *injector, process int, resource string, from io.ReadCloser) *stream {
@@ -59,7 +59,7 @@ func newStream(i *injector, process int, resource string, from io.ReadCloser) *s
 // Close ends the watch at both ends.
 func (s *stream) Close() error { return errors.Join(s.PipeReader.Close(), s.from.Close()) }
 
-// errCut ends a connection in the midst of an answer.
+// errCut ends a connection in the middle of an answer.
 var errCut = errors.New("the connection was cut")
 
 // read reads events until the watch ends.
@@ -79,8 +79,8 @@ func (s *stream) read() {
 	}
 }
 
-// forward delivers events until the watch ends, which is an error, or until a time; nil is
-// for never.
+// forward delivers events until the watch ends, which is an error, or until the channel
+// until receives; it may be nil.
 func (s *stream) forward(until <-chan time.Time) error {
 	for {
 		select {
@@ -111,8 +111,8 @@ func (s *stream) deliver(e event) error {
 	return err
 }
 
-// expire ends the watch as the API server ends one whose version is too old: the process has
-// to list again.
+// expire ends the watch as the API server does if the watch's version is too old: the process
+// has to list again.
 func (s *stream) expire() error {
 	content, err := json.Marshal(metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure,

@@ -10,13 +10,13 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// lateness is how late an event is, or the end of a watch that has lost one. It is longer
-// than any step of a workload takes.
+// lateness is how late an event is, or the end of a watch that has lost an event. It is
+// longer than any step of a workload.
 const lateness = 2 * time.Second
 
 // WatchEvents are faults of a single event of a watch.
 var WatchEvents = Faults{
-	byName: map[string]func() fault{
+	constructors: map[string]func() fault{
 		"late":       func() fault { return watchFault{occurs: deliverLate} },
 		"twice":      func() fault { return watchFault{occurs: deliverTwice} },
 		"cut before": func() fault { return watchFault{occurs: cutBefore} },
@@ -35,7 +35,7 @@ type watchFault struct {
 
 func (f watchFault) occur(s *stream, e event) error { return f.occurs(s, e) }
 
-// deliverLate delays the event and, since a watch keeps the order, all after it.
+// deliverLate delays the event and, since a watch keeps the order, all later ones.
 func deliverLate(s *stream, e event) error {
 	time.Sleep(lateness)
 	return s.deliver(e)
@@ -43,20 +43,20 @@ func deliverLate(s *stream, e event) error {
 
 func deliverTwice(s *stream, e event) error { return errors.Join(s.deliver(e), s.deliver(e)) }
 
-// cutBefore ends the connection. The process watches again from the event before.
+// cutBefore ends the connection before the event. The process watches again from the previous event.
 func cutBefore(*stream, event) error { return errCut }
 
 func cutAfter(s *stream, e event) error { return errors.Join(s.deliver(e), errCut) }
 
-// expire withholds the event and all after it, as of a watch that the API server cannot
-// follow with, which it then ends: the process has to list again.
+// expire withholds the event and all later ones, and then ends the watch, like an API server
+// that is too slow for the watch. The process has to list again.
 func expire(s *stream, _ event) error {
 	time.Sleep(lateness)
 	return s.expire()
 }
 
-// leaveOut leaves out the event and delivers those after it, which only a broken cache of
-// an API server does. Then the watch ends, and the process has to list again.
+// leaveOut drops the event and delivers later ones, like an API server whose cache is
+// broken. Then the watch ends, and the process has to list again.
 func leaveOut(s *stream, _ event) error {
 	if err := s.forward(time.After(lateness)); err != nil {
 		return err

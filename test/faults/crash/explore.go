@@ -18,36 +18,36 @@ import (
 	"cloudnative.tw/drover/test/faults/outside"
 )
 
-// Settings describe a kind of fault: crashes of controllers of some engines, or what else
-// happens at their points.
+// Settings describe a kind of fault: crashes of controllers with some engines, or other
+// faults at their crash points.
 type Settings struct {
 	Name    string
 	Engines []lab.Engine
 	// Parallel is how many runs take place at a time. They wait most of the time.
 	Parallel int
-	// Workloads are the names of those that are run, of which the gate has gateWorkloads; none
-	// means all.
+	// Workloads are the names of the workloads that are run; none means all. The gate runs only
+	// gateWorkloads if some are named.
 	Workloads []string
-	// Only is the name of the one case that is run in each size; empty means all cases.
+	// Only is the name of the only case that is run, in each size; empty means all cases.
 	Only string
-	// Short and Default are how many cases of one fault are run of each workload in these sizes.
-	// Without a short one the kind is left out of the gate. Larger sizes run all.
+	// Short and Default are how many cases of one fault are run for each workload in these sizes.
+	// The gate omits the kind if Short is 0. Larger sizes run all cases.
 	Short, Default int
-	// Pairs is how many cases of two crashes are run in all.
+	// Pairs is how many cases of two crashes are run in total.
 	Pairs map[lab.Size]int
-	// Faults are what happens in place of crashes; nil means crashes.
+	// Faults returns the faults of a point; nil means crashes.
 	Faults Faults
-	// Source has the faults and the points in place of Faults, unless it is nil.
+	// Source, if it is not nil, replaces Faults: it has both the points and the faults.
 	Source Source
-	// InTurn has the cases of a fault take the two recoveries in turn, rather than each twice. With
-	// Faults, a full size has one case for each point then, and an exhaustive one has all.
+	// InTurn makes cases use the two recoveries alternately, rather than run each case with both.
+	// If Faults is set too, SizeFull has one case for each point, and SizeExhaustive has all.
 	InTurn bool
 }
 
-// gateWorkloads are the workloads of most kinds in the gate, where crash points has all.
+// gateWorkloads are the workloads in the gate of kinds that name their workloads.
 var gateWorkloads = []string{"restart", "delete"}
 
-// sizes returns those in which the kind is explored.
+// sizes returns the sizes in which the kind is explored.
 func (s Settings) sizes() []lab.Size {
 	all := []lab.Size{lab.SizeDefault, lab.SizeFull}
 	if s.Short > 0 {
@@ -59,7 +59,7 @@ func (s Settings) sizes() []lab.Size {
 	return all
 }
 
-// bounds returns how much is explored in a size.
+// bounds returns the limits of a size.
 func (s Settings) bounds(size lab.Size) bounds {
 	b := bounds{workloads: s.Workloads, pairs: s.Pairs[size]}
 	switch size {
@@ -77,14 +77,14 @@ func (s Settings) bounds(size lab.Size) bounds {
 	return b
 }
 
-// bounds are limits; zero means none.
+// bounds limits the exploration. The zero value means unlimited.
 type bounds struct {
 	workloads []string
-	// cases is how many cases of one fault are run of each workload.
+	// cases is how many cases of one fault are run for each workload.
 	cases int
-	// eachPoint has one case for each point, in place of cases.
+	// eachPoint replaces cases: there is one case for each point.
 	eachPoint bool
-	// pairs is how many cases of two crashes are run in all.
+	// pairs is how many cases of two crashes are run in total.
 	pairs int
 }
 
@@ -116,8 +116,8 @@ type tally struct {
 	reached   map[string]bool // by workload and point
 	unreached []string
 	needless  int // cases in which there was nothing to disturb
-	occurred  int // cases all of whose faults were reached
-	all       int // cases of one fault that there are
+	occurred  int // cases in which all faults occurred
+	all       int // possible cases of one fault
 	known     int // points that the learning runs found
 	pairs     []Case
 	log       string // of the last run that broke a rule
@@ -169,7 +169,7 @@ func estimate(runs int, r lab.Result) time.Duration {
 	return (r.Took * time.Duration(runs) / time.Duration(max(1, r.Runs))).Round(time.Minute)
 }
 
-// learningCases returns the cases without crashes.
+// learningCases returns the cases without faults.
 func (r *runner) learningCases() []Case {
 	var all []Case
 	for _, e := range r.engines {
@@ -226,8 +226,8 @@ func (r *runner) pointFaults() Faults {
 	return r.faults
 }
 
-// casesOf returns the cases of one fault, all or as many as the bounds allow, and how many there
-// are in all. Those of crashes are spread over the points that change something.
+// casesOf returns the cases of one fault, as many as the bounds allow, and the number of all
+// cases. If it selects crashes, it spreads them over the points that change something.
 func (r *runner) casesOf(workload string, points []string) (some []Case, count int) {
 	all, limit := r.allCasesOf(workload, points), r.bounds.cases
 	if r.bounds.eachPoint {
@@ -256,7 +256,7 @@ func (r *runner) allCasesOf(workload string, points []string) []Case {
 	return allCases(workload, points, r.pointFaults(), r.inTurn)
 }
 
-// recoveriesOf returns who may go on after a fault.
+// recoveriesOf returns the recoveries that are possible after a fault.
 func recoveriesOf(fault string) []lab.Recovery {
 	if fault == held+string(outside.Superseded) {
 		return []lab.Recovery{lab.ByStandby}
@@ -264,9 +264,9 @@ func recoveriesOf(fault string) []lab.Recovery {
 	return []lab.Recovery{lab.ByRestart, lab.ByStandby}
 }
 
-// someCases returns as many cases as the bounds allow, spread over all points, with faults and
-// recovery in turn. There is no second one of a point before each point has one. Workloads begin
-// with different faults, so that a few cases of each show all.
+// someCases returns up to limit cases, spread over all points, with alternating faults and recoveries.
+// No point has a second case before each point has one. Workloads begin with different faults, so
+// that a few cases of each workload cover all faults.
 func someCases(workload string, points []string, faults Faults, limit int) []Case {
 	var some []Case
 	limit = min(limit, len(allCases(workload, points, faults, true)))
@@ -280,8 +280,8 @@ func someCases(workload string, points []string, faults Faults, limit int) []Cas
 	return some
 }
 
-// possible returns the faults that a workload may have at a point. No other engine may be there when a VirtualMachine
-// is created, which would be bound to it. A process in a pod that stays halted ends with that alone.
+// possible returns the faults that are possible in a workload. Engines are not exchanged while a VirtualMachine is created:
+// it would be bound to the other engine. Only workloads that end a pod can have a process that is halted forever in it.
 func possible(workload string, faults []string) []string {
 	name, engine, _ := strings.Cut(workload, "/")
 	return slices.DeleteFunc(slices.Clone(faults), func(fault string) bool {
@@ -301,8 +301,8 @@ func newCase(workload, point, fault string, n int) Case {
 	return NewCase(workload, recoveries[n%len(recoveries)], point, fault)
 }
 
-// allCases returns the cases of all faults of all points, with the recoveries in turn or each
-// with all.
+// allCases returns the cases of all faults at all points, with the recoveries alternating or
+// each with all recoveries.
 func allCases(workload string, points []string, faults Faults, inTurn bool) []Case {
 	var all []Case
 	for n, p := range points {
@@ -319,7 +319,6 @@ func allCases(workload string, points []string, faults Faults, inTurn bool) []Ca
 	return all
 }
 
-// runCases runs cases.
 func (r *runner) runCases(ctx context.Context, cases []Case, t *tally) error {
 	if r.source == nil {
 		return lab.ForEach(ctx, r.parallel, cases, func(ctx context.Context, c Case) error { return r.runCase(ctx, c, newNoInjector, t) })
@@ -363,7 +362,7 @@ func (r *runner) runCase(ctx context.Context, c Case, newInjector func() Injecto
 	return r.stopIfFound(o)
 }
 
-// stopIfFound ends a search that has found a violation.
+// stopIfFound returns an error that ends FindViolation once there is a violation.
 func (r *runner) stopIfFound(o outcome) error {
 	if r.finds && len(o.violations) > 0 {
 		return errFound
@@ -371,7 +370,7 @@ func (r *runner) stopIfFound(o outcome) error {
 	return nil
 }
 
-// addPairs adds the cases in which the process that recovers ends too.
+// addPairs adds the cases in which the next process crashes too.
 func (t *tally) addPairs(c Case, points []string) {
 	for _, p := range points {
 		for _, moment := range crashes(p) {
@@ -380,7 +379,7 @@ func (t *tally) addPairs(c Case, points []string) {
 	}
 }
 
-// replay runs one case, after the run without faults that it is compared with.
+// replay runs the workload without faults, and then the case that is compared with it.
 func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 	begin := time.Now()
 	t := newTally()
@@ -404,11 +403,11 @@ func (r *runner) replay(ctx context.Context, name string) (lab.Result, error) {
 // findParallel is how many runs of FindViolation take place at a time.
 const findParallel = 8
 
-// errFound ends FindViolation.
+// errFound ends the exploration of FindViolation.
 var errFound = errors.New("a violation was found")
 
-// FindViolation explores the faults of some workloads, or crashes where there are none, until
-// there is a violation, which it returns. It is for controllers that have a bug.
+// FindViolation explores faults, or crashes if faults is nil, in the named workloads until it finds
+// a violation. It is for controllers with a seeded bug.
 func FindViolation(ctx context.Context, l *lab.Lab, engine lab.Engine, faults Faults, names ...string) (lab.Result, error) {
 	if faults == nil {
 		faults = crashesOfMutations

@@ -16,25 +16,25 @@ import (
 	"cloudnative.tw/drover/test/faults/outside"
 )
 
-// held begins the name of a fault at which a process halts at its point, while others than
-// Drover do something. released is the suffix of the file that lets it go on. Both come from
-// internal/crashpoint, which has them in a build with the tag faults only.
+// held is the prefix of faults that halt a process at a point while the test disturbs the
+// world. released is the suffix of the file that lets the process continue. Both are copied from
+// internal/crashpoint, which has them only in builds with the tag faults.
 const held, released = "held, ", ".released"
 
-// Outside returns the faults of points at which one of these is done by others than Drover:
-// before each request and call that changes something.
-func Outside(all ...outside.Disturbance) Faults {
-	return doneBefore(all, func(point string) bool { return isRequest(point) || calls.MatchString(point) })
+// DisturbCalls returns faults that halt a process before each request and call that changes
+// something. During the halt, one of the disturbances occurs.
+func DisturbCalls(all ...outside.Disturbance) Faults {
+	return disturbPoints(all, func(point string) bool { return isRequest(point) || calls.MatchString(point) })
 }
 
-// OutsideAnywhere is Outside before each write of a file, too.
-func OutsideAnywhere(all ...outside.Disturbance) Faults {
-	return doneBefore(all, func(point string) bool { return isRequest(point) || !isOfAPI(point) })
+// DisturbCallsAndWrites is DisturbCalls with faults before each write of a file, too.
+func DisturbCallsAndWrites(all ...outside.Disturbance) Faults {
+	return disturbPoints(all, func(point string) bool { return isRequest(point) || !isOfAPI(point) })
 }
 
-// doneBefore returns the faults of points that are wanted and change something. During a command to QEMU or a call to
-// its supervisor the driver has locked the server, so that none removes it.
-func doneBefore(all []outside.Disturbance, isWanted func(point string) bool) Faults {
+// disturbPoints returns the faults of wanted points that change something. Servers are not removed during a command to
+// QEMU or a call to its supervisor, because the driver holds the server's lock then.
+func disturbPoints(all []outside.Disturbance, isWanted func(point string) bool) Faults {
 	var faults []string
 	for _, d := range all {
 		faults = append(faults, held+string(d))
@@ -50,7 +50,7 @@ func doneBefore(all []outside.Disturbance, isWanted func(point string) bool) Fau
 	}
 }
 
-// disturbance returns what others than Drover do in a case, or nothing.
+// disturbance returns the disturbance of a case, or "".
 func (c Case) disturbance() outside.Disturbance {
 	for _, p := range c.crashes {
 		if _, d, ok := strings.Cut(string(p), "/"+held); ok {
@@ -60,15 +60,15 @@ func (c Case) disturbance() outside.Disturbance {
 	return ""
 }
 
-// startDisturbance waits for the first process at its point, disturbs the world there and
-// lets the process go on. The caller must call finish, which waits for the end of that.
+// startDisturbance waits in the background until the first process halts at its point, disturbs
+// the world and lets the process continue. The caller must call finish, which waits for the end.
 func (s *crashRun) startDisturbance(ctx context.Context, d outside.Disturbance) (finish func() error) {
 	if d == "" {
 		return func() error { return nil }
 	}
-	waiting, cancel := context.WithCancel(ctx)
+	workload, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
-	go func() { done <- s.disturb(ctx, waiting.Done(), d) }()
+	go func() { done <- s.disturb(ctx, workload.Done(), d) }()
 	return func() error {
 		cancel()
 		return <-done
@@ -85,18 +85,18 @@ func (s *crashRun) disturb(ctx context.Context, over <-chan struct{}, d outside.
 	}
 	release := func() error { return os.WriteFile(s.LearnFile(0)+released, nil, 0o600) }
 	if d == outside.Superseded {
-		s.disturbed = d
+		s.disturbance = d
 		return s.replicas.Supersede(func() error {
 			err := s.awaitCalm(1)
 			if _, faults, _, _ := readPoints(s.LearnFile(0)); len(faults) > 0 && calls.MatchString(faults[0]) {
-				s.Isolate(0) // else it may learn the truth before it has called
+				s.Isolate(0) // otherwise the process may learn before its call that it does not lead
 			}
 			return errors.Join(err, release())
 		})
 	}
 	undo, err := outside.Disturb(ctx, s.engine, s.World, vmName, d)
 	if err == nil {
-		s.disturbed = d
+		s.disturbance = d
 	} else if errors.Is(err, outside.ErrNoServer) {
 		undo, err = nil, nil
 	}
@@ -108,10 +108,10 @@ func (s *crashRun) disturb(ctx context.Context, over <-chan struct{}, d outside.
 	return errors.Join(err, undo())
 }
 
-// awaitCalm waits until a process does nothing for a while, so that users have gone on.
+// awaitCalm waits until a process does nothing for a while. By then it has continued the workload.
 func (s *crashRun) awaitCalm(process int) error {
 	known, since := 0, time.Now()
-	for begin := time.Now(); time.Since(begin) < calmWithin && time.Since(since) < calmTime; time.Sleep(20 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < calmTimeout && time.Since(since) < calmTime; time.Sleep(20 * time.Millisecond) {
 		points, _, _, err := readPoints(s.LearnFile(process))
 		if err != nil {
 			return err
@@ -123,20 +123,20 @@ func (s *crashRun) awaitCalm(process int) error {
 	return nil
 }
 
-// calmTime is how long a leader does nothing once it has done all, and calmWithin how long that
-// takes at most.
-const calmTime, calmWithin = 2 * time.Second, 15 * time.Second
+// calmTime is how long a leader must do nothing to count as done, and calmTimeout bounds the wait
+// for that.
+const calmTime, calmTimeout = 2 * time.Second, 15 * time.Second
 
-// differences returns how a state differs from one without faults, or after the actions of others
-// than Drover.
+// differences compares a state with the state of a run without faults. It returns the differences that
+// the disturbance does not explain.
 func (s *crashRun) differences(got, want lab.State) []string {
-	got = s.work.withoutChance(got, want)
-	if s.disturbed == "" {
+	got = s.work.ignoreChance(got, want)
+	if s.disturbance == "" {
 		return got.Differences(want)
 	}
-	all := s.disturbed.Differences(got, want)
+	all := s.disturbance.Differences(got, want)
 	if s.engine.Name() == pod.Name {
-		all = append(all, outside.UncountedEnds(got, want)...)
+		all = append(all, outside.MiscountedRestarts(got, want)...)
 	}
 	return all
 }

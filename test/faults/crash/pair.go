@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Pair is two engines of one controller. The workloads create servers on the first, and on
-// the second in its place.
+// Pair is two engines of one controller. Workloads that move a VirtualMachine create servers
+// first on Engine and then on Second.
 type Pair struct {
 	lab.Engine
 	Second lab.Engine
@@ -55,7 +55,7 @@ func (p Pair) CleanUp(ctx context.Context, w *lab.World) error {
 	return errors.Join(p.Engine.CleanUp(ctx, w), p.Second.CleanUp(ctx, w))
 }
 
-// Inspect implements lab.Engine. Effects are the sum of both.
+// Inspect implements lab.Engine. Effects are the sums of both engines.
 func (p Pair) Inspect(ctx context.Context, w *lab.World, processes []rules.Process) (lab.Observed, error) {
 	all, err := p.Engine.Inspect(ctx, w, processes)
 	second, secondErr := p.Second.Inspect(ctx, w, processes)

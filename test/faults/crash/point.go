@@ -1,9 +1,9 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package crash ends controllers by SIGKILL at every point of a workload, before or after
-// each request, driver call and file write, and checks that another process goes on as if
-// nothing had happened. In place of a crash a request or a call may have another fault.
+// Package crash kills controllers at every point of a workload, before or after each request,
+// driver call and file write, and checks that another process continues as if nothing had
+// happened. Instead of a crash a request or a call may have another fault.
 //
 // Start with Kind in explore.go. workload.go has the workloads, run.go runs one of them
 // with one crash or two, and point.go has the names of points and cases.
@@ -21,22 +21,22 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// The moments at which a process ends.
+// The moments at which a process crashes.
 const (
 	before = "before"
 	after  = "after"
 )
 
-// crashPoint is a moment at a point: "<operation> <object>#<ordinal>/before" or after. In
-// place of the moment it may have a fault other than a crash.
+// crashPoint is "<operation> <object>#<ordinal>/before" or "/after": a point, and the moment
+// of the crash. Instead of the moment it may have the name of another fault.
 type crashPoint string
 
-// Case is a workload with the points at which its processes end.
+// Case is a workload with the faults of its processes.
 type Case struct {
 	// Workload is "<workload>/<engine>".
 	Workload string
 	Recovery lab.Recovery
-	// crashes are the points of the first process, the second and so on.
+	// crashes are the faults of the first process, the second and so on.
 	crashes []crashPoint
 }
 
@@ -63,11 +63,12 @@ func parseCase(name string) (Case, error) {
 	return c, nil
 }
 
-// How the line of a fault other than a crash begins, and that of its end if it takes time.
+// The prefixes of lines about the begin and the end of a fault other than a crash. Only faults
+// that last have an end.
 const begins, ends = "!", "."
 
 // readPoints returns what a process has recorded, in order: its points, the faults other than
-// crashes, and the ends of those that take time.
+// crashes that have begun, and those that have ended.
 func readPoints(path string) (points, begun, ended []string, err error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,15 +87,15 @@ func readPoints(path string) (points, begun, ended []string, err error) {
 	return points, begun, ended, err
 }
 
-// unstable are points whose number depends on the time that a run takes: renewals, and
-// the regular lists of an engine, whose ID is read again and again.
+// unstable matches points whose number depends on how long a run takes: renewals of the Lease,
+// and the regular lists of an engine and reads of its ID.
 var unstable = regexp.MustCompile(`^((PUT|GET) leases .*#([2-9]|\d{2,})|.*\.(List all|EngineID engine|Usage all)#([4-9]|\d{2,})|(GET namespaces kube-system|docker read .*)#\d{2,})$`)
 
-// Faults returns the faults that a point may have; none for one that is left alone.
+// Faults returns the faults that a point may have, if any.
 type Faults func(point string) []string
 
-// crashes returns the moments of a crash. What only reads the state of an engine shows in
-// the calls of its driver.
+// crashes returns the moments of a crash. Requests that only read from Docker have none, as a
+// crash at the driver's call has the same effect.
 func crashes(point string) []string {
 	if strings.HasPrefix(point, dockerRead) {
 		return nil
@@ -109,8 +110,8 @@ func crashesOfMutations(point string) []string {
 	return nil
 }
 
-// Answers returns possible answers to a request, in place of the API server's:
-// see badAnswers in cmd/drover-controller/app.
+// Answers returns the bad answers that a request may get instead of the API server's: see
+// badAnswers in cmd/drover-controller/app.
 func Answers(point string) []string {
 	if !isRequest(point) {
 		return nil
@@ -118,18 +119,18 @@ func Answers(point string) []string {
 	return []string{"409", "410", "429", "500", "504 after", "cut off", "cut off after"}
 }
 
-// hangs is the fault of a call that ends only with its context, and late that of one that is
-// carried out later.
+// hangs is the fault of a call that ends only with its context, and late that of a call that
+// is carried out later.
 const hangs, late = "hangs", "late"
 
-// lasts reports whether a fault is over only when its end is recorded.
+// lasts reports whether a fault lasts until its end is recorded.
 func lasts(fault string) bool {
 	return strings.HasSuffix(fault, "/"+hangs) || strings.HasSuffix(fault, "/"+late)
 }
 
-// Calls returns what may come of a call to a driver, the Docker Engine, QEMU or its supervisor: see callFaults
-// in internal/crashpoint. A Watch lasts, so it does not have a deadline. What hangs for
-// Drover's 30 s is not among the first two, which the short form tries.
+// Calls returns the faults of a call to a driver, the Docker Engine, QEMU or its supervisor: see callFaults in
+// internal/crashpoint. A Watch cannot time out, as it is without a deadline. Hanging, which takes Drover's 30 s,
+// is not among the first two faults of mutations, which the gate tries.
 func Calls(point string) []string {
 	switch {
 	case !calls.MatchString(point):
@@ -142,15 +143,15 @@ func Calls(point string) []string {
 	return []string{"times out after", late, "twice", hangs, "fails", "cut off after", "cut off"}
 }
 
-// How the names of requests that read from Docker, of commands to QEMU, and of calls to its supervisor begin.
+// The prefixes of requests that read from Docker, of commands to QEMU, and of calls to its supervisor.
 const dockerRead, qmp, toSupervisor = "docker read ", "QMP ", "machine "
 
 // calls matches the points that are calls.
 var calls = regexp.MustCompile(`^(QMP|machine|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID)) `)
 
-// isRequest reports whether a point is a request to the API server whose answer matters
-// here: the loss of a Lease ends a process, and client-go sends an event again only 10 s
-// later, when all should be at rest.
+// isRequest reports whether a point is a request to the API server that can have faults.
+// Requests for Leases cannot, because losing its Lease ends a process. Events cannot, because
+// client-go sends them again only after 10 s, when the world should be at rest.
 func isRequest(point string) bool {
 	_, rest, _ := strings.Cut(point, " ")
 	resource, _, _ := strings.Cut(rest, " ")

@@ -13,24 +13,25 @@ import (
 
 	api "cloudnative.tw/drover/apis/cloudnative/v1alpha1"
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// longRest is how long nothing may be written once all is as requested (O8), and gateRest the same
-// in the gate.
+// longRest is how long nothing may be written once all requests are complete (rules.QuietAtRest), and gateRest the
+// same in the gate.
 const longRest, gateRest = time.Minute, 15 * time.Second
 
-// restingActions has the actions of the VirtualMachines that are watched at rest, by their names.
+// restingActions has the actions of the VirtualMachines by their names.
 var restingActions = map[string]api.Action{"vm-1": api.ActionActive, "vm-2": api.ActionStopped, "vm-3": api.ActionPaused}
 
-// RestKind returns a kind without a fault: a leader and a standby are watched at rest, on each of
-// some engines, longer than other kinds have time for. The gate has the first engine.
+// RestKind returns a kind without a fault: it checks that a leader and a standby write nothing at
+// rest, with each engine, for longer than other kinds do. The gate runs only the first engine.
 func RestKind(name string, engines []lab.Engine) lab.Kind {
 	explore := func(ctx context.Context, l *lab.Lab, engines []lab.Engine, long time.Duration) (all lab.Result, err error) {
 		begin := time.Now()
 		var mu sync.Mutex
 		err = lab.ForEach(ctx, len(engines), engines, func(ctx context.Context, e lab.Engine) error {
-			broken, err := rest(ctx, l, e, long)
+			broken, err := checkEngineRest(ctx, l, e, long)
 			mu.Lock()
 			defer mu.Unlock()
 			all.Points++
@@ -54,8 +55,8 @@ func RestKind(name string, engines []lab.Engine) lab.Kind {
 	}
 }
 
-// rest watches an engine's VirtualMachines at rest.
-func rest(ctx context.Context, l *lab.Lab, e lab.Engine, long time.Duration) (broken []lab.Violation, err error) {
+// checkEngineRest checks that nothing is written for an engine's VirtualMachines at rest.
+func checkEngineRest(ctx context.Context, l *lab.Lab, e lab.Engine, long time.Duration) (broken []lab.Violation, err error) {
 	w, err := l.NewWorld(ctx)
 	if err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func rest(ctx context.Context, l *lab.Lab, e lab.Engine, long time.Duration) (br
 	}
 	defer r.Stop()
 	if err = bringToRest(ctx, w, e); err == nil {
-		broken, err = judgeRest(ctx, w, r, long)
+		broken, err = checkLongRest(ctx, w, r, long)
 	}
 	if v := lab.ViolationOf(err); v != nil {
 		broken, err = append(broken, *v), nil
@@ -81,7 +82,7 @@ func rest(ctx context.Context, l *lab.Lab, e lab.Engine, long time.Duration) (br
 	return broken, err
 }
 
-// bringToRest creates the VirtualMachines, and waits until nothing is written any longer.
+// bringToRest creates the VirtualMachines, and waits until nothing more is written.
 func bringToRest(ctx context.Context, w *lab.World, e lab.Engine) error {
 	for name := range restingActions {
 		if err := w.CreateVM(ctx, e.NewVM(name).Obj()); err != nil {
@@ -104,8 +105,8 @@ func bringToRest(ctx context.Context, w *lab.World, e lab.Engine) error {
 	return w.WaitRest(ctx, stableTime)
 }
 
-// judgeRest judges the world before and after a long rest, in which nothing may change.
-func judgeRest(ctx context.Context, w *lab.World, r *lab.Replicas, long time.Duration) ([]lab.Violation, error) {
+// checkLongRest checks the world before and after a long rest, in which nothing may change.
+func checkLongRest(ctx context.Context, w *lab.World, r *lab.Replicas, long time.Duration) ([]lab.Violation, error) {
 	before, broken, err := w.Judge(ctx, r)
 	if err != nil || len(broken) > 0 {
 		return broken, err
@@ -115,7 +116,7 @@ func judgeRest(ctx context.Context, w *lab.World, r *lab.Replicas, long time.Dur
 	}
 	after, later, err := w.Judge(ctx, r)
 	for _, text := range after.Differences(before) {
-		later = append(later, lab.Violation{Rule: "O10", Text: fmt.Sprintf("after %s at rest %s", long, text)})
+		later = append(later, lab.Violation{Rule: rules.Converges, Text: fmt.Sprintf("after %s at rest %s", long, text)})
 	}
 	return later, err
 }

@@ -16,32 +16,32 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/faults/outside"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 const (
-	// quietTime is how long what comes late may take, such as events.
+	// quietTime is how late events and crashes may be.
 	quietTime = 500 * time.Millisecond
-	// restTime is how long a world must be at rest before it is judged, without a fault and in one of
-	// restShare cases with one.
+	// restTime is how long a world must be at rest before it is judged. This is checked in runs without
+	// a fault, and in one of restShare cases with one.
 	restTime  = 3 * time.Second
 	restShare = 10
-	// stableTime is the same after a server has ended: Drover writes that a run is stable 10 s
-	// after it has begun, and an engine restarts some at most every 10 s.
+	// stableTime is the same if a server may have ended: Drover writes 10 s after the start of a
+	// run that it is stable, and restarts are at least 10 s apart on some engines.
 	stableTime = 11 * time.Second
-	// findTime is how long a state may differ in a search for the effects of a bug, which often last.
+	// findTime bounds the wait for a correct state in FindViolation: the effects of a bug often last forever.
 	findTime = 45 * time.Second
 )
 
 // outcome is the result of a run.
 type outcome struct {
-	// crashed is how many processes ended at their points.
+	// crashed is how many processes crashed at their points, or how many other faults occurred.
 	crashed int
-	// needless is set if the point was reached, and there was nothing to disturb.
+	// needless is set if the point was reached, but there was nothing to disturb.
 	needless   bool
 	violations []lab.Violation
 	state      lab.State
-	// learned are the points of the workload of each process, from the first on that
-	// may crash.
+	// learned are the points that each process reached in the workload, after its setup.
 	learned [][]string
 	log     string
 }
@@ -53,18 +53,18 @@ type runner struct {
 	// parallel is how many runs take place at a time. They wait most of the time.
 	parallel int
 	bounds   bounds
-	// faults are what happens in place of crashes; nil means crashes. source is in place of both.
+	// faults and source come from Settings.
 	faults Faults
 	source Source
-	// inTurn has the cases of a fault take the two recoveries in turn.
+	// inTurn makes cases use the two recoveries alternately.
 	inTurn bool
-	// keep is a folder in which the logs of runs with violations are left; empty means none.
+	// keep is the folder for logs of runs with violations, or "".
 	keep string
-	// finds is set if the controllers have a bug, so that it is enough to find a violation soon.
+	// finds is set in FindViolation, which ends with the first violation.
 	finds bool
 }
 
-// run runs a case and compares it with the state of a run without faults, if there is one.
+// run runs a case and compares its result with want, the state of a run without faults, unless it is nil.
 func (r *runner) run(ctx context.Context, c Case, in Injector, want *lab.State) (o outcome, err error) {
 	defer func(begin time.Time) {
 		r.logProgress("%s %s crashed=%d %d violations", time.Since(begin).Round(time.Millisecond), c, o.crashed, len(o.violations))
@@ -101,7 +101,7 @@ func (r *runner) run(ctx context.Context, c Case, in Injector, want *lab.State) 
 		o.violations, err = append(o.violations, *v), nil
 	}
 	o.crashed, o.log = replicas.Crashed()+s.countFaults(), replicas.Output()
-	if c.disturbance() != s.disturbed {
+	if c.disturbance() != s.disturbance {
 		o.needless, o.crashed = o.crashed > 0, 0
 	}
 	s.learn(setup, &o)
@@ -122,7 +122,7 @@ func (r *runner) planOf(c Case, work workload, engine lab.Engine) lab.Plan {
 	return plan
 }
 
-// playDisturbed plays the workload while faults occur, and returns as play when they are over.
+// playDisturbed is play with faults. It returns when they are over.
 func (s *crashRun) playDisturbed(ctx context.Context, c Case, learning bool, o *outcome) (setup []int, err error) {
 	finishDisturbance := s.startDisturbance(ctx, c.disturbance())
 	setup, err = s.play(ctx, s.work, learning)
@@ -139,8 +139,8 @@ func (s *crashRun) playDisturbed(ctx context.Context, c Case, learning bool, o *
 	return setup, finishDisturbance()
 }
 
-// play does what users do, and returns how many points each process had reached before
-// the points counted.
+// play runs the steps of the workload, and returns how many points each process had reached
+// at the end of the setup.
 func (s *crashRun) play(ctx context.Context, work workload, learning bool) (setup []int, err error) {
 	for _, do := range work.setup {
 		if err := do(ctx, s); err != nil {
@@ -173,7 +173,7 @@ func (s *crashRun) play(ctx context.Context, work workload, learning bool) (setu
 	return setup, nil
 }
 
-// learn adds the points that the workload reached since its setup, or that the injector saw.
+// learn adds the points that processes reached after the setup, or that the injector saw.
 func (s *crashRun) learn(setup []int, o *outcome) {
 	if s.isInjected() {
 		points, hasOccurred := s.injector.Seen()
@@ -195,7 +195,7 @@ func (s *crashRun) learn(setup []int, o *outcome) {
 	}
 }
 
-// countFaults returns how many faults other than crashes have happened.
+// countFaults returns how many faults other than crashes have occurred.
 func (s *crashRun) countFaults() int {
 	count := 0
 	for n := range s.replicas.Processes() {
@@ -207,8 +207,8 @@ func (s *crashRun) countFaults() int {
 	return count
 }
 
-// awaitEnds waits for the ends of calls that hang or are late. A call that no timeout ends
-// would block its waiters forever, and Judge must see the effects of a late one.
+// awaitEnds waits for the ends of calls that hang or are late: a call without a timeout would
+// hang forever, and Judge must see the effects of a late call.
 func (s *crashRun) awaitEnds(ctx context.Context) []lab.Violation {
 	err := assert.Poll(ctx, "timeouts end the calls that hang", func() error {
 		var hanging []string
@@ -221,22 +221,22 @@ func (s *crashRun) awaitEnds(ctx context.Context) []lab.Violation {
 		return assert.ErrorUnless(len(hanging) == 0, "%s", hanging)
 	})
 	if err != nil && ctx.Err() == nil {
-		return []lab.Violation{{Rule: "O10", Text: err.Error()}}
+		return []lab.Violation{{Rule: rules.Converges, Text: err.Error()}}
 	}
 	return nil
 }
 
-// awaitCrashes waits for crashes that come after the last step, such as at its event.
+// awaitCrashes waits for crashes that occur after the last step, such as at its event.
 func (s *crashRun) awaitCrashes(count int) {
 	for begin := time.Now(); s.replicas.Crashed()+s.countFaults() < count && time.Since(begin) < quietTime; {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// finish waits until the world is as it should be, and judges it.
+// finish waits until the world is in the expected state, and judges it.
 func (s *crashRun) finish(ctx context.Context, c Case, r *runner, want *lab.State, o *outcome) (err error) {
 	if len(o.violations) > 0 {
-		return nil // what had not converged explains itself
+		return nil // the workload did not converge
 	}
 	if want == nil || isSampled(c.String(), restShare) {
 		if err := s.WaitRest(ctx, c.restTime()); err != nil {
@@ -252,7 +252,7 @@ func (s *crashRun) finish(ctx context.Context, c Case, r *runner, want *lab.Stat
 		state, violations, err := s.Judge(context.WithoutCancel(ctx), s.replicas)
 		if want != nil {
 			for _, text := range s.differences(state, *want) {
-				violations = append(violations, lab.Violation{Rule: "O7", Text: text})
+				violations = append(violations, lab.Violation{Rule: rules.AsRequested, Text: text})
 			}
 		}
 		o.state = state
@@ -269,7 +269,7 @@ func (c Case) restTime() time.Duration {
 	return restTime
 }
 
-// isSampled reports whether a case is one of each so many, always the same ones.
+// isSampled selects one of share cases by their names, in every run the same ones.
 func isSampled(name string, share uint32) bool {
 	return hash(name)%share == 0
 }
@@ -280,7 +280,7 @@ func hash(name string) uint32 {
 	return h.Sum32()
 }
 
-// keepLog leaves the log of a run with violations.
+// keepLog writes the log of a run with violations to the folder keep.
 func (r *runner) keepLog(c Case, o outcome) error {
 	if r.keep == "" || len(o.violations) == 0 {
 		return nil
@@ -288,7 +288,7 @@ func (r *runner) keepLog(c Case, o outcome) error {
 	return os.WriteFile(filepath.Join(r.keep, fmt.Sprintf("crash-%08x.log", hash(c.String()))), fmt.Appendf(nil, "%s\n%v\n%s", c, o.violations, o.log), 0o600)
 }
 
-// logProgress adds a line about a run to a file beside the logs.
+// logProgress adds a line about a run to the file progress in the folder keep.
 func (r *runner) logProgress(format string, args ...any) {
 	if r.keep == "" {
 		return

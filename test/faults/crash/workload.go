@@ -22,7 +22,7 @@ import (
 // vmName is the name of the VirtualMachine of every workload.
 const vmName = "vm-1"
 
-// outageDuration is how long an engine is away.
+// outageDuration is how long an outage lasts.
 const outageDuration = 300 * time.Millisecond
 
 // crashRun is one run of a workload, with its environment, engine and replicas.
@@ -32,29 +32,29 @@ type crashRun struct {
 	engine   lab.Engine
 	replicas *lab.Replicas
 	injector Injector
-	// disturbed names the deeds of others than Drover, once they are done.
-	disturbed outside.Disturbance
-	// backsUp is set if a backup of the engine is made when the setup is over.
+	// disturbance names the disturbance that the test has caused, if any.
+	disturbance outside.Disturbance
+	// backsUp is set if the test backs up the engine after the setup.
 	backsUp bool
-	image   string // to create with; empty means the engine's default
+	image   string // of new VirtualMachines; empty means the engine's default
 }
 
 // step is one request of a user, with a wait for its result.
 type step func(ctx context.Context, s *crashRun) error
 
-// workload is a sequence of users' requests. Points count from the end of setup on.
+// workload is a sequence of users' requests. Faults occur only after the setup.
 type workload struct {
 	name  string
 	setup []step
 	act   []step
-	// hasty is set if users do not wait, so that a server may be created and deleted, or
-	// neither.
+	// hasty is set if users do not wait for the creation before they delete, so that the
+	// server may never be created.
 	hasty bool
 	// unprotected is set if users remove the finalizer.
 	unprotected bool
 	// moves is set if the VirtualMachine moves to the second engine of a Pair.
 	moves bool
-	// ends is set if the server ends by itself, as only those of lab.Jobs can.
+	// ends is set if the server ends by itself, which needs an engine with lab.Jobs.
 	ends bool
 }
 
@@ -65,16 +65,16 @@ func (w workload) suits(e lab.Engine) bool {
 	return isPair == w.moves && (hasJobs || !w.ends) && e.Runs(w.name)
 }
 
-// withoutChance returns a state without what depends on the moment: a server that is deleted
-// early may never have been created.
-func (w workload) withoutChance(got, want lab.State) lab.State {
+// ignoreChance returns the state got. In a hasty workload it replaces the effects by the wanted ones
+// if the server was created and deleted equally often.
+func (w workload) ignoreChance(got, want lab.State) lab.State {
 	if e := got.Effects[vmName]; w.hasty && e.Creates == e.Deletes {
 		got.Effects = want.Effects
 	}
 	return got
 }
 
-// workloads has the workloads of every engine.
+// workloads has all workloads. Their method suits says which engines can run them.
 var workloads = []workload{
 	{name: "create", act: []step{create, waitApplied}},
 	{name: "power", setup: created, act: []step{
@@ -115,7 +115,7 @@ func create(ctx context.Context, s *crashRun) error {
 func createJob(ctx context.Context, s *crashRun) error {
 	jobs, ok := s.engine.(lab.Jobs)
 	if !ok {
-		return errors.New("the engine has no jobs")
+		return errors.New("servers of this engine cannot end by themselves")
 	}
 	return s.CreateVM(ctx, jobs.NewJob(vmName).Obj())
 }
@@ -130,11 +130,11 @@ func waitEnded(ctx context.Context, s *crashRun) error {
 	})
 }
 
-// createElsewhere creates the VirtualMachine of that name again, for the second of two engines.
+// createElsewhere creates a VirtualMachine with the same name for the second engine of a Pair.
 func createElsewhere(ctx context.Context, s *crashRun) error {
 	p, ok := s.engine.(Pair)
 	if !ok {
-		return errors.New("there is one engine")
+		return errors.New("there is no second engine")
 	}
 	return s.CreateVM(ctx, p.Second.NewVM(vmName).Obj())
 }
@@ -145,11 +145,11 @@ func waitApplied(ctx context.Context, s *crashRun) error {
 	return s.WaitVM(ctx, vmName, users.CheckApplied)
 }
 
-// waitBound waits until Drover has seen the VirtualMachine and is about to create its
+// waitBound waits until Drover has added its finalizer, and is about to create the
 // server.
 func waitBound(ctx context.Context, s *crashRun) error {
 	return s.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
-		return assert.ErrorUnless(len(vm.Finalizers) != 0, "it has no finalizer")
+		return assert.ErrorUnless(len(vm.Finalizers) != 0, "it lacks the finalizer")
 	})
 }
 
@@ -178,8 +178,8 @@ func retain(ctx context.Context, s *crashRun) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) { vm.Spec.DeletionPolicy = api.DeletionRetain })
 }
 
-// replace does what kubectl replace does with a manifest that has neither finalizer nor
-// binding.
+// replace resizes the VirtualMachine as kubectl replace does with a user's manifest, which lacks
+// Drover's finalizer and the annotation that binds the VirtualMachine to an engine.
 func replace(ctx context.Context, s *crashRun) error {
 	return s.UpdateVM(ctx, vmName, func(vm *api.VirtualMachine) {
 		vm.Finalizers, vm.Annotations = nil, nil
@@ -187,7 +187,7 @@ func replace(ctx context.Context, s *crashRun) error {
 	})
 }
 
-// duringOutage does something while the engine is unreachable, or exchanged for another.
+// duringOutage runs a step while the engine is unreachable, or replaced by another one.
 func duringOutage(exchanged bool, do step) step {
 	return func(ctx context.Context, s *crashRun) error {
 		back, err := s.engine.Outage(ctx, s.World, exchanged)

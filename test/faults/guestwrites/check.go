@@ -19,10 +19,10 @@ import (
 // imageTimeout bounds a run of qemu-img.
 const imageTimeout = time.Minute
 
-// diskName returns the file of a disk that is looked at.
+// diskName returns the name of a disk's file.
 func diskName(disk int) string { return fmt.Sprintf("disk-%d.qcow2", disk) }
 
-// check checks the disks that a power cut has left, by qemu-img and by the guest's blocks.
+// check checks the disks after a power cut by qemu-img and by the guest's blocks.
 func (s state) check(ctx context.Context, dir string) error {
 	if err := s.write(dir); err != nil {
 		return err
@@ -40,11 +40,11 @@ func (s state) write(dir string) error {
 	return nil
 }
 
-// lostError says what is wrong with disks.
+// lostError is an error that shows that a disk is damaged.
 type lostError struct{ error }
 
-// judgeExit returns a program's error as a lostError if the program itself exited with it. One that did
-// not run, or was killed when its time was over, says nothing about the disks.
+// judgeExit returns a program's error as a lostError if the program exited by itself. The error of a
+// program that did not start, or was killed after a timeout, says nothing about the disks.
 func judgeExit(err error) error {
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || !exit.Exited() {
 		return err
@@ -52,7 +52,7 @@ func judgeExit(err error) error {
 	return lostError{err}
 }
 
-// checkDisks checks the disks in a folder. A disk that is empty was not made yet.
+// checkDisks checks the disks in a folder. A disk that was not created yet is empty.
 func checkDisks(ctx context.Context, dir string, shown claims) error {
 	for disk, synced := range shown.Synced {
 		path := filepath.Join(dir, diskName(disk))
@@ -72,8 +72,8 @@ func checkDisks(ctx context.Context, dir string, shown claims) error {
 
 // checkDisk checks a disk: its format, and the blocks of the rounds that the guest had synced.
 func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
-	const leaks = 3        // which a power cut may leave
-	disk := launch.Object{ // without the image below, which lacks blocks and may be gone
+	const leaks = 3        // the exit code for leaked clusters, which a power cut may cause
+	disk := launch.Object{ // without the backing file, which lacks the guest's blocks and may be gone
 		"driver": "qcow2", "backing": nil, "file": launch.Object{"driver": "file", "filename": path},
 	}
 	name := "json:" + disk.Text()
@@ -96,7 +96,7 @@ func checkDisk(ctx context.Context, path string, synced, grownAt uint64) error {
 			return lostError{err}
 		}
 		if b, ok := blocks.Decode(data); !ok || b.Count != place.Count || int(b.Area) != place.Area {
-			return lostError{fmt.Errorf("round %d is not in area %d any more, but %+v, whole: %t", place.Count, place.Area, b, ok)}
+			return lostError{fmt.Errorf("area %d should have round %d, and has %+v, complete: %t", place.Area, place.Count, b, ok)}
 		}
 	}
 	return nil

@@ -1,14 +1,14 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guestwrites explores what a power cut leaves of the disks that a guest writes to.
+// Package guestwrites explores the effects of power cuts on disks that a guest writes to.
 //
-// The Linux guest for tests writes blocks that show what it has synced (package blocks).
-// Program attach takes QEMU's place and has it use the disks by an NBD server of this package
-// (nbd.go), which records writes and flushes in order (record.go). A power cut leaves what was
-// durable, and of all other writes any sectors. States that it may leave are checked by
-// qemu-img and by the guest's blocks (check.go). One of them takes the place of the disks, and
-// Drover and the guest go on with it (run.go).
+// The Linux guest for tests writes blocks that tell what it has synced (package blocks).
+// Program attach makes QEMU use the disks through an NBD server of this package (nbd.go), which
+// records writes and flushes in order (record.go). After a power cut durable writes are on the
+// disk, and any sectors of other writes. The possible states are checked by qemu-img and by the
+// guest's blocks (check.go). In the end one of them replaces the disks, and Drover and the guest
+// continue with it (run.go).
 //
 // The filter blklogwrites of QEMU records writes too, but neither those in progress nor the order
 // of writes to two disks.
@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// states is how many states that the power cut may leave are checked.
+// states is how many possible states after a power cut are checked.
 const states = 25
 
 // Kind returns the kind of fault, which has one case.
@@ -35,7 +35,7 @@ func Kind() lab.Kind {
 	}
 }
 
-// explore cuts the power of a machine whose disks grow, and judges the world after it has gone on.
+// explore cuts the power of a machine while its disks grow, lets it continue and judges the world.
 func explore(ctx context.Context, l *lab.Lab) (result lab.Result, err error) {
 	defer func(begin time.Time) { result.Took = time.Since(begin) }(time.Now())
 	r, err := startRun(ctx, l, rand.New(rand.NewPCG(0, 0)), &result) //nolint:gosec // no secret

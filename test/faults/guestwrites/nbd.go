@@ -36,21 +36,21 @@ const (
 	commandRead, commandWrite, commandDisconnect, commandFlush, commandTrim, commandZero = 0, 1, 2, 3, 4, 6
 
 	flagFUA = 1
-	// exportFlags say that the server knows flushes, FUA, TRIM, WRITE_ZEROES and FAST_ZERO.
+	// exportFlags say that the server supports flushes, FUA, TRIM, WRITE_ZEROES and FAST_ZERO.
 	exportFlags = 1 | 1<<2 | 1<<3 | 1<<5 | 1<<6 | 1<<11
 
 	errorIO, errorInvalid = 5, 22
 )
 
 const (
-	// exportSize is the size of each disk: more than its file ever has. A file grows, and QEMU cannot
-	// let a disk of NBD grow.
+	// exportSize is the size of each export, larger than its file ever is: QEMU cannot grow a disk of
+	// NBD.
 	exportSize = 4 << 30
-	// maxLength is the longest write that QEMU sends, and more.
+	// maxLength is an upper bound of the length of QEMU's writes.
 	maxLength = 64 << 20
 )
 
-// header begins a request of QEMU.
+// header is the header of a request of QEMU.
 type header struct {
 	Magic          uint32
 	Flags, Command uint16
@@ -62,23 +62,23 @@ type header struct {
 type request struct {
 	header
 	data []byte
-	// written is how many writes had been answered when it was received.
+	// written is how many writes had been answered when the request was received.
 	written int
 }
 
-// device is the disk that a connection uses. Its calls come one at a time.
+// device is the disk that a connection uses. Its methods are called one at a time.
 type device interface {
 	io.ReaderAt
 	io.Closer
 	// Write writes data, or zeros of that length if data is nil. isSynced is set for a write
 	// that is durable once it is answered.
 	Write(data []byte, offset, length int64, isSynced bool) error
-	// Flush makes so many of the first writes durable.
+	// Flush makes the first writes durable.
 	Flush(written int) error
 }
 
-// nbdServer serves disks by the NBD protocol, over connections that it makes to programs which ask for some: a confined
-// QEMU can connect to nothing.
+// nbdServer serves disks by the NBD protocol. It connects to the programs that request connections, because a confined
+// QEMU cannot connect to the server.
 type nbdServer struct {
 	reports *os.File
 	open    func(export string) (device, error)
@@ -100,7 +100,7 @@ func startNBDServer(program string, open func(export string) (device, error)) (*
 	return s, nil
 }
 
-// readReports connects to the programs that ask for it: a report has a process and how many connections it needs.
+// readReports opens connections to programs. A report has a PID and the number of connections that it needs.
 func (s *nbdServer) readReports() {
 	for reports := json.NewDecoder(s.reports); ; {
 		var report [2]int
@@ -116,7 +116,7 @@ func (s *nbdServer) readReports() {
 			}
 			s.add(conn)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // else it was killed
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // the process still exists
 			s.noteError(err)
 		}
 	}
@@ -149,7 +149,7 @@ func isDisconnect(err error) bool {
 	return errors.Is(err, errPowerCut) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.As(err, new(*net.OpError))
 }
 
-// close ends all connections, and returns what went wrong.
+// close ends all connections, and returns the errors so far.
 func (s *nbdServer) close() error {
 	err := s.reports.Close()
 	s.mu.Lock()
@@ -161,7 +161,7 @@ func (s *nbdServer) close() error {
 	return errors.Join(append(s.errs, err)...)
 }
 
-// connection is one whose export was chosen.
+// connection is a connection with its export.
 type connection struct {
 	net.Conn
 	device device
@@ -194,7 +194,7 @@ func (s *nbdServer) serve(conn net.Conn) error {
 	return received
 }
 
-// negotiate agrees on an export. It returns nil if the client wants none.
+// negotiate lets the client choose an export. It returns nil if the client aborts.
 func (s *nbdServer) negotiate(conn net.Conn) (device, error) {
 	var flags uint32
 	if err := send(conn, uint64(helloMagic), uint64(optionMagic), uint16(fixedNewstyle|noZeroes)); err != nil {
@@ -234,7 +234,7 @@ func (s *nbdServer) negotiate(conn net.Conn) (device, error) {
 func (s *nbdServer) chooseExport(conn net.Conn, data []byte) (device, error) {
 	var length uint32
 	if err := binary.Read(bytes.NewReader(data), binary.BigEndian, &length); err != nil || int64(length)+4 > int64(len(data)) {
-		return nil, fmt.Errorf("an NBD client asked for the export %q", data)
+		return nil, fmt.Errorf("an NBD client requested the export %q", data)
 	}
 	d, err := s.open(string(data[4 : 4+length]))
 	if err != nil {
@@ -245,7 +245,7 @@ func (s *nbdServer) chooseExport(conn net.Conn, data []byte) (device, error) {
 		uint64(answerMagic), uint32(optionGo), uint32(answerAck), uint32(0))
 }
 
-// send sends numbers at once.
+// send sends numbers in one write.
 func send(w io.Writer, numbers ...any) error {
 	var out bytes.Buffer
 	for _, n := range numbers {
@@ -257,8 +257,8 @@ func send(w io.Writer, numbers ...any) error {
 	return err
 }
 
-// receive receives requests until the client ends. It does not wait for the answers of earlier
-// ones, so that it is known which had been answered.
+// receive receives requests until the client ends the connection. It reads a request as soon as it
+// arrives, in order to know which writes had been answered by then.
 func (c *connection) receive(requests chan<- request) error {
 	for {
 		var r request

@@ -15,13 +15,13 @@ import (
 	"cloudnative.tw/drover/hack/guest/blocks"
 )
 
-// sector is the size that a disk writes whole or not at all, in bytes.
+// sector is the number of bytes that a disk writes completely or not at all.
 const sector = 512
 
-// errPowerCut is the end of a disk without power.
+// errPowerCut means that the power of the disk is cut.
 var errPowerCut = errors.New("the power is cut")
 
-// claims are the facts that a guest has shown that it had synced.
+// claims are a guest's records, in its blocks, of the blocks that it had synced.
 type claims struct {
 	Synced, GrownAt [blocks.Disks]uint64
 }
@@ -37,36 +37,36 @@ type entry struct {
 	// isFlush is set for a flush, which makes the first writes of the disk durable.
 	isFlush bool
 	first   int
-	// shown has the claims of the guest until this write, the ones made with it included.
+	// shown has the claims of the guest up to and including this write.
 	shown claims
 }
 
-// record has all writes and flushes of the disks of a machine from a moment on, in order.
+// record has all writes and flushes of a machine's disks in order.
 type record struct {
 	paths [blocks.Disks]string
 
 	mu      sync.Mutex
-	base    [blocks.Disks][]byte // what the files had when a QEMU used them first
+	base    [blocks.Disks][]byte // the content of the files when a QEMU first opened them
 	writes  [blocks.Disks]int
 	entries []entry
-	start   claims // what the guest had shown before
-	// booted has the last round that the guest had synced when the QEMU of a disk was started,
-	// and lost describes the blocks that were missing then.
+	start   claims // of the guest before the first entry
+	// booted has the last synced round of each disk when its QEMU was started, and lost
+	// describes the blocks that the guest did not find then.
 	booted [blocks.Disks]uint64
 	lost   []string
-	// left is how many entries there are until the power is cut, -1 for none. off is closed
-	// then, and over once nothing waits for the disks any more.
+	// left is the number of entries until the power is cut, or -1 without a cut. off is closed
+	// at the cut, and over by end.
 	left      int
 	off, over chan struct{}
 	ends      sync.Once
 }
 
-// newRecord begins a record of files, which may not exist yet.
+// newRecord returns an empty record of disks, whose files may not exist yet.
 func newRecord(paths [blocks.Disks]string) *record {
 	return &record{paths: paths, left: -1, off: make(chan struct{}), over: make(chan struct{})}
 }
 
-// shown returns what the guest has shown so far.
+// shown returns the claims of the guest so far.
 func (r *record) shown() claims {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,21 +80,21 @@ func (r *record) shownLocked() claims {
 	return r.entries[len(r.entries)-1].shown
 }
 
-// len returns how many entries there are.
+// len returns the number of entries.
 func (r *record) len() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.entries)
 }
 
-// lostRounds returns what guests did not find when they booted.
+// lostRounds describes the blocks that guests did not find when they booted.
 func (r *record) lostRounds() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.lost)
 }
 
-// cutAfter cuts the power after so many more entries.
+// cutAfter cuts the power after a number of further entries.
 func (r *record) cutAfter(entries int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,10 +111,10 @@ func (r *record) cutNow() {
 	}
 }
 
-// end lets go of who waits for disks without power.
+// end ends the calls that wait because there is no power.
 func (r *record) end() { r.ends.Do(func() { close(r.over) }) }
 
-// add adds an entry, and waits for ever without power.
+// add adds an entry. Without power it waits for end.
 func (r *record) add(e entry) error {
 	r.mu.Lock()
 	if r.left == 0 {
@@ -137,7 +137,7 @@ func (r *record) add(e entry) error {
 	return nil
 }
 
-// learn reads the blocks of a guest in a write.
+// learn reads the claims in the blocks of a write.
 func (r *record) learn(e *entry) {
 	for at := 0; at+blocks.Size <= len(e.data); at += sector {
 		b, ok := blocks.Decode(e.data[at:])
@@ -149,7 +149,7 @@ func (r *record) learn(e *entry) {
 		}
 		e.shown.GrownAt[b.Disk] = b.GrownAt
 		if before := r.booted[b.Disk]; b.From < before {
-			r.lost = append(r.lost, fmt.Sprintf("the guest found %d rounds on disk %d when it booted, and had synced %d", b.From, b.Disk, before))
+			r.lost = append(r.lost, fmt.Sprintf("the guest found %d rounds on disk %d when it booted, but had synced %d", b.From, b.Disk, before))
 		}
 	}
 }
@@ -161,7 +161,7 @@ type session struct {
 	record *record
 	disk   int
 	before int // writes of earlier sessions
-	// ignoresFlushes is set if flushes reach no disk.
+	// ignoresFlushes is set if flushes do not make writes durable.
 	ignoresFlushes bool
 }
 
@@ -218,16 +218,16 @@ type state struct {
 	text  string
 }
 
-// choice decides about a write of so many sectors that was not durable: it returns whether a
-// sector of it is there.
+// choice decides about a write with a number of sectors that was not durable: isKept reports
+// whether a sector is on the disk.
 type choice func(sectors int) (isKept func(sector int) bool)
 
 func keepAll(int) func(int) bool  { return func(int) bool { return true } }
 func keepNone(int) func(int) bool { return func(int) bool { return false } }
 
-// keepByChance loses half of the writes and tears a quarter of them. Each sector of a torn one
-// is there or not: so a sector that was written twice may have either content, as if the writes
-// had changed their order.
+// keepByChance loses half of the writes and tears a quarter of them. A torn write keeps random
+// sectors. So a sector that was written twice may have either content, as if the disk had changed
+// the order of the writes.
 func keepByChance(random *rand.Rand) choice {
 	return func(sectors int) func(int) bool {
 		switch random.IntN(4) {
@@ -240,7 +240,7 @@ func keepByChance(random *rand.Rand) choice {
 	}
 }
 
-// stateAt returns what a power cut after n entries may leave.
+// stateAt returns a possible state after a power cut after n entries.
 func (r *record) stateAt(n int, choose choice) state {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -272,12 +272,12 @@ func (r *record) stateAt(n int, choose choice) state {
 	return s
 }
 
-// write writes the sectors of an entry that are kept to the content of a disk.
+// write writes the kept sectors of an entry to the content of a disk.
 func (e entry) write(content []byte, isKept func(sector int) bool) []byte {
 	for at := int64(0); at < e.length; at += sector {
 		begin, end := e.offset+at, e.offset+min(at+sector, e.length)
 		if !isKept(int(at/sector)) || e.data == nil && begin >= int64(len(content)) {
-			continue // there are zeros after the end already
+			continue // the content after the end reads as zeros
 		}
 		if missing := end - int64(len(content)); missing > 0 {
 			content = append(content, make([]byte, missing)...)

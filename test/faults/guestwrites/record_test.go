@@ -29,8 +29,8 @@ func newTestRecord(t *testing.T) *record {
 	return newRecord(paths)
 }
 
-// TestServer checks with a client of QEMU that what it writes is recorded in order, is in the
-// file, and is read back.
+// TestServer checks that writes of qemu-io are recorded in order, are in the file, and are read
+// back.
 func TestServer(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
@@ -51,15 +51,15 @@ func TestServer(t *testing.T) {
 	content, err := os.ReadFile(r.paths[0])
 	assert.NoError(t, err)
 	all := r.stateAt(r.len(), keepAll)
-	assert.True(t, bytes.Equal(all.disks[0], content), "what was recorded is not what is in the file")
-	durable := r.stateAt(r.len()-1, keepNone).disks[0] // qemu-io flushes at its end
+	assert.True(t, bytes.Equal(all.disks[0], content), "the record differs from the file")
+	durable := r.stateAt(r.len()-1, keepNone).disks[0] // qemu-io flushes when it ends
 	want := bytes.Repeat([]byte{1}, 64<<10)
 	copy(want[8<<10:], bytes.Repeat([]byte{3}, 512))
-	assert.True(t, bytes.Equal(durable, want), "other writes are durable than those before a flush, and with FUA")
+	assert.True(t, bytes.Equal(durable, want), "not exactly the writes before a flush, and with FUA, are durable")
 }
 
-// TestFlush checks that a flush covers what was answered before it was sent, and that what it
-// does not cover may be lost, torn, and out of order.
+// TestFlush checks that a flush covers the writes that were answered before it was sent, and that other
+// writes may be lost, torn, and out of order.
 func TestFlush(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
@@ -70,7 +70,7 @@ func TestFlush(t *testing.T) {
 	}
 	write("a")
 	write("b")
-	assert.NoError(t, s.Flush(1)) // sent when only the first was answered
+	assert.NoError(t, s.Flush(1)) // sent when only the first write was answered
 	seen := map[string]bool{}
 	random := rand.New(rand.NewPCG(1, 0)) //nolint:gosec // no secret
 	for range 100 {
@@ -79,10 +79,10 @@ func TestFlush(t *testing.T) {
 	}
 	assert.True(t, len(seen) == 4 && seen["aa"] && seen["ab"] && seen["ba"] && seen["bb"], "the sectors were %v", seen)
 	assert.NoError(t, s.Flush(2))
-	assert.True(t, string(r.stateAt(4, keepNone).disks[0][:1]) == "b", "what was flushed is lost")
+	assert.True(t, string(r.stateAt(4, keepNone).disks[0][:1]) == "b", "a flushed write is lost")
 }
 
-// TestNextSession checks that the number of a write goes on when a machine is restarted.
+// TestNextSession checks that the numbering of writes continues when a machine is restarted.
 func TestNextSession(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
@@ -96,7 +96,7 @@ func TestNextSession(t *testing.T) {
 	assert.Equal(t, "before the last flush it has", string(r.stateAt(3, keepNone).disks[1]), "a")
 }
 
-// TestPowerCut checks that nothing is written any more, and that the last write is there.
+// TestPowerCut checks that no write happens after the power cut, and that the last write before it is kept.
 func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	r := newTestRecord(t)
@@ -115,7 +115,7 @@ func TestPowerCut(t *testing.T) {
 	assert.True(t, n == 1, "there are %d entries", n)
 }
 
-// writeRound writes the blocks of a round to a disk whose file is its content.
+// writeRound writes the blocks of a round to a raw disk.
 func writeRound(raw *os.File, b blocks.Block) (err error) {
 	for area := range blocks.AreasOf(b.Count, b.GrownAt) {
 		b.Area = uint32(area)
@@ -125,7 +125,7 @@ func writeRound(raw *os.File, b blocks.Block) (err error) {
 	return err
 }
 
-// writeZeros returns what writes zeros to a disk.
+// writeZeros returns a function that writes zeros to a disk.
 func writeZeros(size int, at int64) func(raw *os.File) error {
 	return func(raw *os.File) error {
 		_, err := raw.WriteAt(make([]byte, size), at)

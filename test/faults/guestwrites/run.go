@@ -21,6 +21,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
@@ -49,16 +50,16 @@ func (e engine) NewVM(name string) *framework.VMBuilder {
 	return e.QEMU.NewVM(name).Resource(api.ResourceMemory, "256Mi").Resource(api.ResourceRootDisk, size.String()).
 		GracePeriod(30).Spec(func(spec *api.VirtualMachineSpec) {
 		spec.Image = &api.Image{Kernel: &api.Kernel{
-			Source: e.guest.Kernel, Initrd: e.guest.Initrd, Cmdline: "console=ttyS0 quiet panic=-1 blocks=vda,vdb",
+			Source: e.guest.Kernel, Initrd: e.guest.Initrd, Cmdline: framework.GuestCmdline + " blocks=vda,vdb",
 		}}
 		spec.Volumes = []api.Volume{{Name: "data", Size: *size}}
 	})
 }
 
-// cutWithin is after how many writes and flushes of a resize the power is cut at the latest.
-const cutWithin = 200
+// maxEntriesToCut is the most writes and flushes after a resize until the power is cut.
+const maxEntriesToCut = 200
 
-// run is a machine whose power is cut, in a separate world.
+// run is a machine whose power is cut, and its world.
 type run struct {
 	world    *lab.World
 	engine   engine
@@ -71,7 +72,7 @@ type run struct {
 	record *record
 }
 
-// startRun makes the world, and the machine in it.
+// startRun creates the world and the machine.
 func startRun(ctx context.Context, l *lab.Lab, random *rand.Rand, result *lab.Result) (r *run, err error) {
 	r = &run{random: random, result: result, engine: engine{QEMU: lab.NewQEMU()}}
 	if r.world, err = l.NewWorld(ctx); err != nil {
@@ -94,7 +95,7 @@ func (r *run) start(ctx context.Context) (err error) {
 	if err := os.Chmod(r.engine.qemu, 0o755); err != nil { // for the user of machines
 		return err
 	}
-	if r.engine.guest, err = framework.CopyLinuxGuest(filepath.Join(r.world.Dir, "guest")); err != nil {
+	if r.engine.guest, err = framework.BuildLinuxGuestIn(filepath.Join(r.world.Dir, "guest")); err != nil {
 		return err
 	}
 	if err := r.engine.Prepare(ctx, r.world); err != nil {
@@ -111,7 +112,7 @@ func (r *run) startReplicas() (err error) {
 	return err
 }
 
-// close ends all.
+// close ends all processes and closes the world.
 func (r *run) close(ctx context.Context) error {
 	if r.replicas != nil {
 		r.replicas.Stop()
@@ -123,7 +124,7 @@ func (r *run) close(ctx context.Context) error {
 	return errors.Join(err, r.server.close(), r.world.Close())
 }
 
-// noFlush ends the name of an export whose file QEMU would not flush: see program attach.
+// noFlush is the suffix of exports that ignore flushes: see program attach.
 const noFlush = "/no-flush"
 
 // open opens the disk of a node for a QEMU.
@@ -132,7 +133,7 @@ func (r *run) open(export string) (device, error) {
 	disk := slices.Index(nodes[:], node)
 	vm := r.world.Existing()[vmName]
 	if disk < 0 || vm == nil {
-		return nil, fmt.Errorf("a QEMU uses the disk %q", export)
+		return nil, fmt.Errorf("QEMU uses the unknown disk %q", export)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,8 +151,8 @@ func (r *run) current() *record {
 	return r.record
 }
 
-// waitRounds waits until the machine is as its spec says, and its guest has synced further
-// rounds and found the size of its disks.
+// waitRounds waits until the machine's spec is applied, and its guest has synced further
+// rounds and seen the size of its disks.
 func (r *run) waitRounds(ctx context.Context) error {
 	before := r.shown()
 	return r.world.WaitVM(ctx, vmName, func(vm *api.VirtualMachine) error {
@@ -159,14 +160,14 @@ func (r *run) waitRounds(ctx context.Context) error {
 		isLarge := vm.Spec.Volumes[0].Size.Value() == blocks.LargeSize
 		for disk := range nodes {
 			if now.Synced[disk] < before.Synced[disk]+2 || isLarge != (now.GrownAt[disk] > 0) {
-				return fmt.Errorf("the guest has shown %+v, and before %+v", now, before)
+				return fmt.Errorf("the guest claims %+v, and before %+v", now, before)
 			}
 		}
 		return users.CheckApplied(vm)
 	})
 }
 
-// shown returns what the guest has shown so far.
+// shown returns the claims of the guest so far.
 func (r *run) shown() claims {
 	if current := r.current(); current != nil {
 		return current.shown()
@@ -174,7 +175,7 @@ func (r *run) shown() claims {
 	return claims{}
 }
 
-// play cuts the power while disks grow, looks at what may be left, and starts Drover on it.
+// play cuts the power while disks grow, checks possible states, and starts Drover with one of them.
 func (r *run) play(ctx context.Context) error {
 	if err := r.waitRounds(ctx); err != nil {
 		return err
@@ -186,38 +187,38 @@ func (r *run) play(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	current.cutAfter(1 + r.random.IntN(cutWithin))
+	current.cutAfter(1 + r.random.IntN(maxEntriesToCut))
 	if err := r.awaitCut(ctx, current); err != nil {
 		return err
 	}
-	// All ends at once: what was sent to disks is not answered any more.
+	// All processes end while their last requests to the disks are unanswered.
 	r.replicas.Stop()
 	if err := r.engine.CleanUp(ctx, r.world); err != nil {
 		return err
 	}
 	current.end()
 	r.checkBoots(current)
-	left, err := r.lookAtStates(ctx, current)
+	last, err := r.checkStates(ctx, current)
 	if err != nil || len(r.result.Violations) > 0 {
 		return err
 	}
-	if err := r.restore(left, current); err != nil {
+	if err := r.restore(last, current); err != nil {
 		return err
 	}
 	if err := errors.Join(r.replicas.ClearLease(), r.startReplicas()); err != nil {
 		return err
 	}
 	if err := r.waitRounds(ctx); err != nil {
-		return fmt.Errorf("after %s: %w", left.text, err)
+		return fmt.Errorf("after %s: %w", last.text, err)
 	}
 	r.checkBoots(r.current())
 	return nil
 }
 
-// checkBoots checks that a guest has found what it had synced whenever it booted.
+// checkBoots checks that the guest found all that it had synced whenever it booted.
 func (r *run) checkBoots(current *record) {
 	for _, text := range current.lostRounds() {
-		r.addViolation(lab.Violation{Rule: "O9", Text: text})
+		r.addViolation(lab.Violation{Rule: rules.GuestDataKept, Text: text})
 	}
 }
 
@@ -229,14 +230,14 @@ func (r *run) awaitCut(ctx context.Context, current *record) error {
 		case <-current.off:
 			return nil
 		default:
-			return errors.New("the machine has written too little")
+			return errors.New("the machine has not written enough for the power cut")
 		}
 	})
 }
 
-// lookAtStates checks what power cuts may leave of the files at some moments, and at last now,
-// which it returns.
-func (r *run) lookAtStates(ctx context.Context, current *record) (last state, err error) {
+// checkStates checks possible states after power cuts at random entries, and last after the real
+// one, which it returns.
+func (r *run) checkStates(ctx context.Context, current *record) (last state, err error) {
 	dir, err := os.MkdirTemp(r.world.Dir, "state-")
 	if err != nil {
 		return last, err
@@ -253,7 +254,7 @@ func (r *run) lookAtStates(ctx context.Context, current *record) (last state, er
 		r.result.Runs++
 		broken := last.check(ctx, dir)
 		if errors.As(broken, new(lostError)) {
-			r.addViolation(lab.Violation{Rule: "O9", Text: fmt.Sprintf("after %s: %v", last.text, broken)})
+			r.addViolation(lab.Violation{Rule: rules.GuestDataKept, Text: fmt.Sprintf("after %s: %v", last.text, broken)})
 			return last, nil
 		}
 		if broken != nil {
@@ -268,7 +269,7 @@ func (r *run) addViolation(v lab.Violation) {
 	r.result.Violations = append(r.result.Violations, v)
 }
 
-// restore puts a state in the place of the disks, and begins a new record.
+// restore replaces the disks by a state, and begins a new record.
 func (r *run) restore(s state, old *record) error {
 	for disk, path := range old.paths {
 		if err := os.WriteFile(path, s.disks[disk], 0o600); err != nil {

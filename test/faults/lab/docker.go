@@ -40,33 +40,33 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Docker is the Docker Engine that DOCKER_HOST names. All worlds share it: what one does to
-// the containers of another shows in the events of the other (O6). Each has a socket of its
-// own in front of it.
+// Docker is the Docker Engine that DOCKER_HOST names. All worlds share it: if a world touches
+// the containers of another, the events of the other show this (rules.OthersUntouched). Each world uses the engine
+// through a separate proxy.
 type Docker struct {
 	worlds   *sync.Map // *dockerWorld by *World
-	steps    bool      // whether its clock can step
+	steps    bool      // whether StepClock works
 	registry func() (address string, err error)
 	second   *secondDocker
 }
 
-// NewDocker returns the engine.
+// NewDocker returns a Docker engine.
 func NewDocker() Docker {
 	return Docker{worlds: &sync.Map{}, registry: sync.OnceValues(startForeignRegistry), second: &secondDocker{}}
 }
 
-// NewSteppingDocker returns the engine with a clock that StepClock steps.
+// NewSteppingDocker returns a Docker engine whose clock StepClock can change.
 func NewSteppingDocker() Docker {
 	e := NewDocker()
 	e.steps = true
 	return e
 }
 
-// dockerWorld is a world's share of the engine.
+// dockerWorld is the part of a world that uses the engine.
 type dockerWorld struct {
 	proxy *framework.DockerProxy
-	clock *dockerClock       // nil for one that does not step
-	stop  context.CancelFunc // stops the record of events
+	clock *dockerClock       // nil if the clock cannot step
+	stop  context.CancelFunc // stops recordEvents
 
 	foreign foreignContainer
 
@@ -126,7 +126,7 @@ func (Docker) NewVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver(docker.Name).GracePeriod(5)
 }
 
-// BreakImage implements Engine: a registry answers that it has no such image.
+// BreakImage implements Engine: the registry does not have the image.
 func (e Docker) BreakImage(context.Context, *World, string) (image string, err error) {
 	address, err := e.registry()
 	return address + "/none:v1", err
@@ -189,8 +189,8 @@ func serverOfContainer(c container.InspectResponse) Server {
 	}
 }
 
-// recordEvents records what is done to the world's containers. The engine itself keeps only
-// the last 256 events of all worlds.
+// recordEvents records the events of the world's containers, because the engine itself keeps
+// only the last 256 events of all worlds.
 func (d *dockerWorld) recordEvents(ctx context.Context, c *client.Client, w *World, until string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -213,10 +213,10 @@ func (d *dockerWorld) recordEvents(ctx context.Context, c *client.Client, w *Wor
 	}
 }
 
-// readEvents counts, in the engine's record, the actions on the world's containers.
+// readEvents counts the actions on the world's containers by their events.
 func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, o *Observed) error {
 	d := e.world(w)
-	if err := d.recordEvents(ctx, c, w, time.Now().Format(time.RFC3339Nano)); err != nil { // those that are on their way
+	if err := d.recordEvents(ctx, c, w, time.Now().Format(time.RFC3339Nano)); err != nil { // the last ones
 		return err
 	}
 	d.mu.Lock()
@@ -232,7 +232,7 @@ func (e Docker) readEvents(ctx context.Context, c *client.Client, w *World, o *O
 		uid, name := types.UID(event.Actor.Attributes[docker.LabelUID]), event.Actor.Attributes[docker.LabelName]
 		if event.Action == events.ActionCreate {
 			if live[uid] != "" || created[uid] != "" {
-				o.Violations = append(o.Violations, rules.Broken(rules.O3, "%s: container %s was created, and %s had been", name, event.Actor.ID, created[uid]))
+				o.Violations = append(o.Violations, rules.Broken(rules.OneServer, "%s: container %s was created after %s", name, event.Actor.ID, created[uid]))
 			}
 			live[uid], created[uid] = event.Actor.ID, event.Actor.ID
 			if o.Created[uid].IsZero() {
@@ -292,7 +292,7 @@ func (e Docker) Outage(ctx context.Context, w *World, exchanged bool) (back func
 	}, nil
 }
 
-// report returns a function that prints what went wrong in a world.
+// report returns a function that prints an error of a world.
 func report(w *World) func(format string, args ...any) {
 	return func(format string, args ...any) { fmt.Fprintf(os.Stderr, w.Name+": "+format+"\n", args...) }
 }
@@ -321,11 +321,11 @@ func (e Docker) CleanUp(ctx context.Context, w *World) error {
 	return errors.Join(err, foreign.remove(ctx, c))
 }
 
-// Containers are machines of this host that boot a container image, which a registry of the tests has.
+// Containers is the engine whose servers are QEMU machines that boot a container image, which a test registry serves.
 type Containers struct {
 	QEMU
 
-	// Ephemeral has each run begin with the image.
+	// Ephemeral makes each run begin with the unchanged image.
 	Ephemeral bool
 	served    *servedImage
 }
@@ -335,11 +335,11 @@ type servedImage struct {
 	prepare   sync.Once
 	err       error
 	reference string
-	registry  *httptest.Server // for as long as this process lives
+	registry  *httptest.Server // runs until this process ends
 	kernel    string
 }
 
-// NewContainers returns the engine.
+// NewContainers returns an engine of container images.
 func NewContainers(ephemeral bool) Containers {
 	return Containers{NewQEMU(), ephemeral, &servedImage{}}
 }
@@ -352,7 +352,7 @@ func (e Containers) Name() string {
 	return "container"
 }
 
-// Runs implements Engine: the workloads in which a machine of a container image differs from one of a disk.
+// Runs implements Engine: it selects the workloads in which a machine of a container image differs from that of a disk image.
 func (e Containers) Runs(workload string) bool {
 	return slices.Contains([]string{"create", "job", "power", "restart", "delete"}, workload)
 }
@@ -398,7 +398,7 @@ func (e Containers) NewJob(name string) *framework.VMBuilder {
 	})
 }
 
-// Inspect implements Engine. Once all is well, no image may be damaged, missing or left that nobody uses.
+// Inspect implements Engine. At rest, no image may be damaged or missing, and no unused image may be left.
 func (e Containers) Inspect(ctx context.Context, w *World, processes []rules.Process) (Observed, error) {
 	o, err := e.QEMU.Inspect(ctx, w, processes)
 	if err != nil || processes == nil {
@@ -425,25 +425,25 @@ func checkImages(ctx context.Context, dir string) (broken []rules.Violation, err
 	store := &image.Store{Dir: dir, Sub: folder.ImagesDir, Clock: clock.RealClock{}}
 	for _, i := range images {
 		if len(i.UsedBy) == 0 || len(i.Sources) == 0 {
-			broken = append(broken, rules.Broken(rules.O2, "image %s is left, of the sources %v and used by %v", i.Name, i.Sources, i.UsedBy))
+			broken = append(broken, rules.Broken(rules.NoOrphans, "image %s is left: its sources are %v, and its users %v", i.Name, i.Sources, i.UsedBy))
 			continue
 		}
 		root, err := store.OpenRoot(image.ParseRef(i.Sources[0], ""))
 		if err != nil {
-			broken = append(broken, rules.Broken(rules.O10, "image %s: %v", i.Name, err))
+			broken = append(broken, rules.Broken(rules.Converges, "image %s: %v", i.Name, err))
 			continue
 		}
 		_ = root.Close()
 	}
 	staged, err := findStaged(dir)
 	for _, path := range staged {
-		broken = append(broken, rules.Broken(rules.O2, "%s is left", path))
+		broken = append(broken, rules.Broken(rules.NoOrphans, "%s is left", path))
 	}
 	return broken, err
 }
 
-// findStaged returns the images and disks that were left where they are made. What was discarded goes with the next
-// one that is made.
+// findStaged returns unfinished images and disks that were left in the folder tmp. Discarded ones are removed when
+// the next one is made, and do not count.
 func findStaged(dir string) (paths []string, err error) {
 	err = filepath.WalkDir(filepath.Join(dir, "tmp"), func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) { // it is being removed
@@ -460,8 +460,8 @@ func findStaged(dir string) (paths []string, err error) {
 	return paths, err
 }
 
-// secondDocker is a Docker Engine that takes the place of the other one for a while. It runs
-// while a world needs it, and has neither images nor containers.
+// secondDocker is a Docker Engine that replaces the first one for a while. It runs while a world
+// needs it, and has neither images nor containers.
 type secondDocker struct {
 	mu      sync.Mutex
 	users   int
@@ -469,10 +469,10 @@ type secondDocker struct {
 	process *exec.Cmd
 }
 
-// stopWithin is how long it may take to end on a busy machine.
-const stopWithin = time.Minute
+// stopTimeout is how long the second engine may take to end on a busy host.
+const stopTimeout = time.Minute
 
-// acquire returns the engine's address. The caller must release it.
+// acquire starts the engine if it does not run, and returns its address. The caller must release it.
 func (d *secondDocker) acquire() (host string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -485,7 +485,7 @@ func (d *secondDocker) acquire() (host string, err error) {
 	return d.host(), nil
 }
 
-// release ends the engine that no world needs any more.
+// release ends the engine if no other world needs it.
 func (d *secondDocker) release() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -497,12 +497,12 @@ func (d *secondDocker) release() error {
 
 func (d *secondDocker) host() string { return "unix://" + filepath.Join(d.dir, "docker.sock") }
 
-// start starts it in a separate network namespace, where its bridge is not that of the other one.
+// start starts the engine in a separate network namespace, so that its bridge does not conflict with the first engine's.
 func (d *secondDocker) start() (err error) {
-	if d.dir, err = os.MkdirTemp("", "drover-d2-"); err != nil { // short, as sockets need
+	if d.dir, err = os.MkdirTemp("", "drover-d2-"); err != nil { // short, because it has sockets
 		return err
 	}
-	// Until version 23 an engine's id is derived from a key, which all engines of a host share by default.
+	// Before version 23 Docker derives an engine's id from a key that by default all engines of a host share.
 	config := filepath.Join(d.dir, "daemon.json")
 	if err := os.WriteFile(config, fmt.Appendf(nil, `{"deprecated-key-path": %q}`, filepath.Join(d.dir, "key.json")), 0o600); err != nil {
 		return err
@@ -527,7 +527,7 @@ func (d *secondDocker) start() (err error) {
 
 func (d *secondDocker) stop() error {
 	if d.process != nil {
-		kill := time.AfterFunc(stopWithin, func() { _ = d.process.Process.Kill() })
+		kill := time.AfterFunc(stopTimeout, func() { _ = d.process.Process.Kill() })
 		_ = d.process.Process.Signal(syscall.SIGTERM)
 		_ = d.process.Wait()
 		kill.Stop()
@@ -542,7 +542,7 @@ func (d *secondDocker) stop() error {
 	return errors.Join(err, os.RemoveAll(d.dir))
 }
 
-// checkEmpty fails if Drover made a container on this engine, to which nothing is bound.
+// checkEmpty fails if Drover created a container on this engine, to which no VirtualMachine is bound.
 func (*secondDocker) checkEmpty(ctx context.Context, host string, w *World) error {
 	c, err := client.New(client.WithHost(host))
 	if err != nil {

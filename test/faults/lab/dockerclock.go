@@ -20,8 +20,9 @@ import (
 	"time"
 )
 
-// dockerClock is between controllers and a Docker Engine. Once it has stepped, times from then
-// on come from a clock that is ahead or behind. Older times stay.
+// dockerClock is a proxy between controllers and a Docker Engine. After StepClock it changes the
+// later times in the engine's answers, as if the engine's clock was ahead or behind. It does not
+// change earlier times.
 type dockerClock struct {
 	server *http.Server
 
@@ -30,7 +31,7 @@ type dockerClock struct {
 	step  time.Duration
 }
 
-// openDockerClock opens a socket in front of an engine's.
+// openDockerClock opens a proxy for an engine at a socket.
 func openDockerClock(socket, host string) (*dockerClock, error) {
 	network, engine, _ := strings.Cut(host, "://")
 	dialer := &net.Dialer{}
@@ -45,7 +46,7 @@ func openDockerClock(socket, host string) (*dockerClock, error) {
 			return dialer.DialContext(ctx, network, engine)
 		}},
 		ModifyResponse: c.change,
-		ErrorHandler:   func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+		ErrorHandler:   func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }, // cuts the connection
 	}
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", socket)
 	if err != nil {
@@ -56,8 +57,8 @@ func openDockerClock(socket, host string) (*dockerClock, error) {
 	return c, nil
 }
 
-// changeQuery changes the time from when on events are requested, which is one that the engine
-// has shown since its clock stepped.
+// changeQuery changes the parameter since of a request for events back to the engine's time: the
+// controller took it from an answer whose times were changed.
 func (c *dockerClock) changeQuery(u *url.URL) {
 	c.mu.Lock()
 	step := c.step
@@ -69,7 +70,7 @@ func (c *dockerClock) changeQuery(u *url.URL) {
 	}
 }
 
-// change changes the times in an answer, of which the engine sends each object in a line.
+// change changes the times in an answer, line by line: the engine sends each object in one line.
 func (c *dockerClock) change(res *http.Response) error {
 	if !strings.HasPrefix(res.Header.Get("Content-Type"), "application/json") {
 		return nil
@@ -80,8 +81,8 @@ func (c *dockerClock) change(res *http.Response) error {
 	return nil
 }
 
-// engineTimes are texts such as "2026-01-02T03:04:05.6Z", and numbers of seconds or
-// nanoseconds since 1970.
+// engineTimes matches texts such as "2026-01-02T03:04:05.6Z", and fields with a number of seconds
+// or nanoseconds since 1970.
 var engineTimes = regexp.MustCompile(`"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)"|"(?:Created|time|timeNano)":\d+`)
 
 func (c *dockerClock) changeLine(line string) string {
@@ -91,24 +92,32 @@ func (c *dockerClock) changeLine(line string) string {
 	if step == 0 {
 		return line
 	}
-	return engineTimes.ReplaceAllStringFunc(line, func(text string) string {
-		key, number, isNumber := strings.Cut(text, `":`)
-		if !isNumber {
-			at, err := time.Parse(`"`+time.RFC3339Nano+`"`, text)
-			if err != nil || at.Before(since) {
-				return text
-			}
-			return at.Add(step).Format(`"` + time.RFC3339Nano + `"`)
+	return engineTimes.ReplaceAllStringFunc(line, func(match string) string {
+		if strings.Contains(match, `":`) { // a field
+			return changeNumber(match, since, step)
 		}
-		n, unit := parseInt(number), time.Second
-		if key == `"timeNano` {
-			unit = time.Nanosecond
-		}
-		if n*int64(unit) < since.Truncate(unit).UnixNano() {
-			return text
-		}
-		return key + `":` + strconv.FormatInt(n+int64(step/unit), 10)
+		return changeText(match, since, step)
 	})
+}
+
+func changeText(quoted string, since time.Time, step time.Duration) string {
+	at, err := time.Parse(`"`+time.RFC3339Nano+`"`, quoted)
+	if err != nil || at.Before(since) {
+		return quoted
+	}
+	return at.Add(step).Format(`"` + time.RFC3339Nano + `"`)
+}
+
+func changeNumber(field string, since time.Time, step time.Duration) string {
+	key, number, _ := strings.Cut(field, ":")
+	n, unit := parseInt(number), time.Second
+	if key == `"timeNano"` {
+		unit = time.Nanosecond
+	}
+	if n*int64(unit) < since.Truncate(unit).UnixNano() {
+		return field
+	}
+	return key + ":" + strconv.FormatInt(n+int64(step/unit), 10)
 }
 
 func parseInt(digits string) int64 {
@@ -116,7 +125,7 @@ func parseInt(digits string) int64 {
 	return n
 }
 
-// changedLines is a stream whose lines are changed.
+// changedLines is a reader that changes each line of a stream.
 type changedLines struct {
 	from   io.Closer
 	lines  *bufio.Reader
@@ -141,11 +150,11 @@ func (l *changedLines) Read(to []byte) (int, error) {
 // Close implements io.Closer.
 func (l *changedLines) Close() error { return l.from.Close() }
 
-// StepClock has the engine's clock step for the controllers of a world.
+// StepClock steps the clock that the controllers of a world see.
 func (e Docker) StepClock(w *World, step time.Duration) error {
 	c := e.world(w).clock
 	if c == nil {
-		return errors.New("this engine's clock does not step")
+		return errors.New("the clock of this engine cannot step")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestClockIsShown checks that times since a step come from the other clock.
+// TestClockIsShown checks that times after a step are shown by the stepped clock.
 func TestClockIsShown(t *testing.T) {
 	since := time.Date(2026, 1, 2, 3, 0, 0, 500, time.UTC)
 	for name, c := range map[string]struct {

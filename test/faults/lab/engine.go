@@ -27,27 +27,27 @@ import (
 
 // Engine runs the servers of a world.
 type Engine interface {
-	Place
+	Inspector
 	Requests
 	Breakage
 }
 
-// Place is where servers are.
-type Place interface {
+// Inspector prepares, inspects and cleans up an engine.
+type Inspector interface {
 	Program
-	// Prepare makes what is not Drover's, which must stay as it is (O6).
+	// Prepare prepares the engine, and creates servers of others, which Drover must not touch (rules.OthersUntouched).
 	Prepare(ctx context.Context, w *World) error
-	// Inspect returns the history of servers, and their states now.
+	// Inspect returns the servers' history and their present states.
 	Inspect(ctx context.Context, w *World, processes []rules.Process) (Observed, error)
 	// CleanUp removes all servers.
 	CleanUp(ctx context.Context, w *World) error
 }
 
-// Program is how controllers use an engine.
+// Program says how controllers use an engine.
 type Program interface {
-	// Name is the driver's, or that of a variant of it.
+	// Name is the name of the driver or of a variant of it.
 	Name() string
-	// Runs reports whether a workload has anything to show on this engine.
+	// Runs reports whether a workload makes sense on this engine.
 	Runs(workload string) bool
 	// Args are the driver's flags.
 	Args(w *World) []string
@@ -65,35 +65,35 @@ type Requests interface {
 
 // Jobs is an engine whose servers can end by themselves.
 type Jobs interface {
-	// NewJob returns a VirtualMachine whose server ends successfully in its first run, which is its only one.
+	// NewJob returns a VirtualMachine whose server ends successfully, and fails if it is run a second time.
 	NewJob(name string) *framework.VMBuilder
 }
 
-// Breakage is a defect of an engine.
+// Breakage breaks and repairs an engine.
 type Breakage interface {
-	// BreakImage makes the creation of a server fail as a wrong image does, and returns the
-	// image to use for that; empty means any. RepairImage returns a good one.
+	// BreakImage makes the creation of a server fail as for a wrong image, and returns the
+	// image to use; empty means any. RepairImage undoes it and returns a working image.
 	BreakImage(ctx context.Context, w *World, vm string) (image string, err error)
 	RepairImage(ctx context.Context, w *World) (image string, err error)
-	// Outage makes the engine unreachable, or puts another one in its place where exchanged
-	// is set, until the caller calls back.
+	// Outage makes the engine unreachable, or replaces it by another engine if exchanged is
+	// set, until the caller calls back.
 	Outage(ctx context.Context, w *World, exchanged bool) (back func() error, err error)
 }
 
-// Observed is an engine as it is, and as it became that.
+// Observed has the present state of an engine, and its history.
 type Observed struct {
 	// Servers are the servers that exist.
 	Servers []Server
-	// Effects are by the name of a VirtualMachine.
+	// Effects has the effects on servers, by the names of VirtualMachines.
 	Effects map[string]Effects
-	// Unreported count the runs that no status has named, where that is known.
+	// Unreported counts the runs that no status has ever named, for engines that know them.
 	Unreported map[string]int
-	// Created is when the first server of each UID was created.
+	// Created has the time at which the first server of each UID was created.
 	Created map[types.UID]time.Time
-	// Violations are those that the engine alone shows.
+	// Violations are the violations that the engine alone shows.
 	Violations []Violation
-	// Text is all that was stored outside of the API in readable form, in which no secret
-	// may be.
+	// Text is everything that was stored in readable form outside of the API. It must not
+	// contain a secret.
 	Text string
 }
 
@@ -101,17 +101,17 @@ func newObserved() Observed {
 	return Observed{Effects: map[string]Effects{}, Unreported: map[string]int{}, Created: map[types.UID]time.Time{}}
 }
 
-// Server is a server of the world, or one that was released.
+// Server is a server of the world, possibly a released one.
 type Server = rules.Server
 
-// Effects count what was done to the servers of a name. A change that was asked for again
-// after a crash and found done does not count.
+// Effects counts what was done to the servers of a name. A call that was repeated after a
+// crash and found its change already made does not count.
 type Effects struct {
 	Creates, Deletes, Releases, Runs int
 }
 
-// readRecords reads the records of servers whose files match a pattern, and returns their
-// text too. A file may be removed meanwhile.
+// readRecords reads the files that match a pattern as records of servers, and returns
+// their text too. It skips files that are removed while it runs.
 func readRecords[R any](pattern string) (records []R, text string, err error) {
 	paths, err := filepath.Glob(pattern)
 	if err != nil {
@@ -134,15 +134,15 @@ func readRecords[R any](pattern string) (records []R, text string, err error) {
 	return records, text, nil
 }
 
-// KeepEnv names a folder in which logs of runs with violations are left, and samples.
+// KeepEnv is the variable with a folder for samples, and for logs of runs with violations.
 const KeepEnv = "DROVER_FAULTS_DIR"
 
-var atOnceFlag = flag.Int("at-once", 32, "how many cases of all kinds run at a time at most; fewer on a host with other work")
+var atOnceFlag = flag.Int("at-once", 32, "the most cases of all kinds that run at a time; fewer on a host with other work")
 
-// slots has room for the cases of all kinds that run at a time.
+// slots limits how many cases of all kinds run at a time.
 var slots = sync.OnceValue(func() chan struct{} { return make(chan struct{}, max(1, *atOnceFlag)) })
 
-// ForEach calls do for each of some items, several at a time, until one fails.
+// ForEach calls do for each item, several at a time, until a call fails.
 func ForEach[T any](ctx context.Context, parallel int, items []T, do func(context.Context, T) error) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(Parallel(parallel))
@@ -159,13 +159,13 @@ func ForEach[T any](ctx context.Context, parallel int, items []T, do func(contex
 	return cmp.Or(group.Wait(), ctx.Err())
 }
 
-// Parallel returns how many cases run at a time, of as many at most.
+// Parallel returns how many cases run at a time if a kind allows most.
 func Parallel(most int) int { return min(most, cap(slots())) }
 
 // sampleSeed selects the items of Sample.
 const sampleSeed = 16
 
-// Sample returns some of the items, in random order and always the same ones of the same items.
+// Sample returns up to limit random items. The selection is the same in every run.
 func Sample[T any](all []T, limit int) []T {
 	random := rand.New(rand.NewPCG(sampleSeed, sampleSeed)) //nolint:gosec // Chance, not secrecy.
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })

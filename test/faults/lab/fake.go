@@ -47,7 +47,7 @@ func (e Fake) Runs(workload string) bool {
 // Dir is the engine's folder.
 func (Fake) Dir(w *World) string { return filepath.Join(w.Dir, "fake") }
 
-// Journal is where the driver records its changes.
+// Journal is the file in which the driver records its changes.
 func (Fake) Journal(w *World) string { return filepath.Join(w.Dir, "journal") }
 
 // FaultsFile is the file that makes calls of the driver fail.
@@ -119,7 +119,7 @@ func serverOf(r fake.Record) Server {
 	return s
 }
 
-// SetFaults writes the file that makes calls of the driver fail; empty means none does.
+// SetFaults writes the file that makes calls of the driver fail. An empty content ends all faults.
 func (e Fake) SetFaults(w *World, content string) error {
 	path := e.FaultsFile(w)
 	return errors.Join(os.WriteFile(path+".next", []byte(content), 0o600), os.Rename(path+".next", path))
@@ -134,19 +134,23 @@ func (e Fake) Outage(_ context.Context, w *World, exchanged bool) (back func() e
 	if err := makeFolderEngine(other); err != nil {
 		return nil, err
 	}
-	exchange := func() error {
-		return unix.Renameat2(unix.AT_FDCWD, e.Dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+	back = func() error {
+		return errors.Join(exchangeFolders(e.Dir(w), other), checkEmpty(filepath.Join(other, "*.json")))
 	}
-	return func() error { return errors.Join(exchange(), checkEmpty(filepath.Join(other, "*.json"))) }, exchange()
+	return back, exchangeFolders(e.Dir(w), other)
 }
 
-// makeFolderEngine makes another engine whose servers are in a folder.
+func exchangeFolders(dir, other string) error {
+	return unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+}
+
+// makeFolderEngine makes an empty engine with another id in a folder.
 func makeFolderEngine(dir string) error {
 	id := []byte("5dd7c1c3-5c3a-4b4e-9f55-000000000000\n")
 	return errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, statedir.IDFile), id, 0o600))
 }
 
-// checkEmpty fails if Drover made a server on an engine that none is bound to.
+// checkEmpty fails if Drover created a server on an engine to which no VirtualMachine is bound.
 func checkEmpty(servers string) error {
 	found, err := filepath.Glob(servers)
 	if len(found) > 0 {
@@ -173,10 +177,10 @@ func (e Fake) RepairImage(_ context.Context, w *World) (image string, err error)
 // Resize implements Engine.
 func (Fake) Resize(vm *api.VirtualMachine) { setCPU(vm) }
 
-// setCPU changes what can be changed while a server runs.
+// setCPU changes the CPUs, which can change while a server runs.
 func setCPU(vm *api.VirtualMachine) { vm.Spec.Resource[api.ResourceCPU] = resource.MustParse("1500m") }
 
-// CleanUp implements Engine: the servers go with the world's folder.
+// CleanUp implements Engine: the servers are removed with the world's folder.
 func (Fake) CleanUp(context.Context, *World) error { return nil }
 
 // readAll returns the content of all files below a folder.
@@ -189,7 +193,7 @@ func readAll(dir string) (string, error) {
 			content, err = fs.ReadFile(files, path)
 		}
 		all.Write(content)
-		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // removed concurrently
 			return nil
 		}
 		return err

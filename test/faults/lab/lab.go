@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lab is where faults are injected into Drover: one kube-apiserver for many
-// worlds, each of which looks like a cluster to the controllers in it.
+// Package lab runs controllers among faults: it has one kube-apiserver for many worlds,
+// each of which looks like a cluster to the controllers in it.
 //
 // Start with Lab in lab.go and World in world.go. proxy.go makes a namespace look like a
-// cluster; engine.go and fake.go have the engines; oracle.go says which rules were broken;
-// kind.go has the output of make faults.
+// cluster; engine.go describes engines, and each has a file; oracle.go finds the rules that
+// were broken; kind.go has the output of make faults.
 package lab
 
 import (
@@ -31,16 +31,16 @@ type Lab struct {
 	*framework.Environment
 	// Program is a drover-controller with crash points.
 	Program string
-	// DecidesOtherwise is set if Program has another policy than these tests, so that its
-	// decisions cannot be derived again.
-	DecidesOtherwise bool
+	// PolicyDiffers is set if the policy of Program differs from the policy in these tests, so
+	// that its decisions cannot be derived again.
+	PolicyDiffers bool
 	// Variables are further environment variables of the controllers, as name=value.
 	Variables []string
 
 	// replayed counts decisions that were derived again.
 	replayed *atomic.Int64
-	// slowestDeletion is the longest time, in nanoseconds, from a wait for the end of a deletion until
-	// that was seen.
+	// slowestDeletion is the longest time, in nanoseconds, that WaitGone has waited for the end of a
+	// deletion.
 	slowestDeletion *atomic.Int64
 	*shared
 }
@@ -54,8 +54,8 @@ type shared struct {
 	count    atomic.Int64
 }
 
-// With returns the same lab with separate counts, whose controllers have further variables, as
-// name=value. It needs not be closed.
+// With returns a lab with separate counts that shares the rest. Its controllers have further
+// variables, as name=value. It need not be closed.
 func (l *Lab) With(variables ...string) *Lab {
 	with := *l
 	with.replayed, with.slowestDeletion = new(atomic.Int64), new(atomic.Int64)
@@ -63,11 +63,11 @@ func (l *Lab) With(variables ...string) *Lab {
 	return &with
 }
 
-// SlowestDeletion returns how long the slowest deletion took that was waited for, the time in which
-// faults occurred included.
+// SlowestDeletion returns the longest time that WaitGone has waited for a deletion, including the time
+// in which faults occurred.
 func (l *Lab) SlowestDeletion() time.Duration { return time.Duration(l.slowestDeletion.Load()) }
 
-// addDeletion takes note of how long a deletion took.
+// addDeletion updates slowestDeletion.
 func (l *Lab) addDeletion(took time.Duration) {
 	for {
 		slowest := l.slowestDeletion.Load()
@@ -77,7 +77,7 @@ func (l *Lab) addDeletion(took time.Duration) {
 	}
 }
 
-// Open starts a lab, whose cluster has further flags. The caller must Close it.
+// Open starts a lab. clusterFlags are further flags of its cluster. The caller must Close it.
 func Open(program string, clusterFlags ...string) (*Lab, error) {
 	l := &Lab{Program: program, replayed: new(atomic.Int64), slowestDeletion: new(atomic.Int64), shared: &shared{}}
 	var err error
@@ -91,7 +91,7 @@ func Open(program string, clusterFlags ...string) (*Lab, error) {
 }
 
 func (l *Lab) open() (err error) {
-	if l.dir, err = os.MkdirTemp("", "drover-fl-"); err != nil { // short, as sockets need
+	if l.dir, err = os.MkdirTemp("", "drover-fl-"); err != nil { // short, because it has sockets
 		return err
 	}
 	if err := os.Chmod(l.dir, 0o711); err != nil { // for the user of machines
@@ -104,11 +104,11 @@ func (l *Lab) open() (err error) {
 	if l.listener, err = (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
 		return err
 	}
-	if _, err := framework.WriteServerCertificate(l.certificates()); err != nil { // clients send no token without TLS
+	if _, err := framework.WriteServerCertificate(l.certificates()); err != nil { // without TLS clients do not send their token
 		return err
 	}
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true) // a connection that is cut ends one request
+	protocols.SetHTTP1(true) // so that a cut connection ends only one request
 	l.server = &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute, Protocols: protocols, ErrorLog: log.New(io.Discard, "", 0)}
 	go func() {
 		_ = l.server.ServeTLS(l.listener, filepath.Join(l.certificates(), "tls.crt"), filepath.Join(l.certificates(), "tls.key"))
@@ -125,8 +125,8 @@ func (l *Lab) Close() error {
 	return errors.Join(err, l.Cluster.Close(), os.RemoveAll(l.dir))
 }
 
-// CloseIdle closes the connections of controllers that are not in use, so that descriptors
-// can be counted.
+// CloseIdle closes the idle connections of controllers, so that a test can count their
+// descriptors.
 func (l *Lab) CloseIdle() {
 	l.server.SetKeepAlivesEnabled(false)
 	l.server.SetKeepAlivesEnabled(true)
@@ -137,8 +137,8 @@ func (l *Lab) certificates() string { return filepath.Join(l.dir, "certificates"
 // labDir is the folder of all worlds.
 func (l *Lab) labDir() string { return l.dir }
 
-// kubeconfigFor writes the kubeconfig of a world's process, whose requests go through the
-// proxy.
+// kubeconfigFor writes the kubeconfig of a process of a world, which sends its requests
+// to the proxy.
 func (l *Lab) kubeconfigFor(w *World, process int) (string, error) {
 	path := filepath.Join(w.Dir, fmt.Sprintf("kubeconfig-%d", process))
 	content := fmt.Sprintf(`apiVersion: v1

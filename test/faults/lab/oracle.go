@@ -36,18 +36,18 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// State has the results that two runs of one workload must share.
+// State has the results of a workload. All but Unreported must be the same in all runs.
 type State struct {
-	// VMs are the statuses by name, without what differs from run to run.
+	// VMs are the statuses by name, without the parts that differ from run to run.
 	VMs map[string]string
 	// Servers are the servers' states and settings.
 	Servers []string
 	Effects map[string]Effects
-	// Unreported count the runs that no status has named. Whether there are some depends on the moment of a fault.
+	// Unreported counts the runs that no status has ever named. The number depends on the time of a fault.
 	Unreported map[string]int
 }
 
-// Differences returns how a state differs from that of a run without faults (O7).
+// Differences returns the differences between a state and that of a run without faults (rules.AsRequested).
 func (s State) Differences(want State) []string {
 	all := differences("%s is %s, want %s", s.VMs, want.VMs)
 	if got, want := strings.Join(s.Servers, "\n"), strings.Join(want.Servers, "\n"); got != want {
@@ -56,7 +56,7 @@ func (s State) Differences(want State) []string {
 	return append(all, differences("%s had %+v, want %+v", s.Effects, want.Effects)...)
 }
 
-// differences formats what differs, by its name in either map.
+// differences formats the entries that differ between the maps.
 func differences[V comparable](format string, got, want map[string]V) (all []string) {
 	names := slices.AppendSeq(slices.Collect(maps.Keys(got)), maps.Keys(want))
 	slices.Sort(names)
@@ -68,15 +68,15 @@ func differences[V comparable](format string, got, want map[string]V) (all []str
 	return all
 }
 
-// Evidence is the evidence by which a world is judged, besides its observations.
+// Evidence is the input of JudgeEvidence that the world itself does not have.
 type Evidence struct {
 	Engine    Engine
 	Processes []rules.Process
 	// Output is the output of the processes.
 	Output string
-	// Decisions are the last of them, in sentences.
+	// Decisions are the last decisions, in sentences.
 	Decisions string
-	// Failures are why processes have ended that no fault had ended.
+	// Failures are the reasons for which processes ended by themselves.
 	Failures []string
 }
 
@@ -86,7 +86,7 @@ func (w *World) Judge(ctx context.Context, r *Replicas) (State, []Violation, err
 	return state, append(r.BrokenAtCrashes(), broken...), err
 }
 
-// JudgeEvidence does the same for processes of another kind.
+// JudgeEvidence is Judge for processes that are not Replicas.
 func (w *World) JudgeEvidence(ctx context.Context, e Evidence) (State, []Violation, error) {
 	seen, err := e.Engine.Inspect(ctx, w, e.Processes)
 	if err != nil {
@@ -97,20 +97,20 @@ func (w *World) JudgeEvidence(ctx context.Context, e Evidence) (State, []Violati
 	w.mu.Unlock()
 	all := slices.Concat(seen.Violations, rules.CheckServers(slices.Collect(maps.Values(now)), seen.Servers), rules.CheckClaims(versions, seen.Created))
 	for _, text := range e.Failures {
-		all = append(all, rules.Broken(rules.O10, "a process ended by itself: %s", text))
+		all = append(all, rules.Broken(rules.Converges, "a process ended by itself: %s", text))
 	}
 	secrets, err := w.checkSecrets(ctx, e, seen, versions)
 	if err != nil {
 		return State{}, nil, err
 	}
-	if all = append(all, secrets...); len(all) == 0 { // who waits until all is well need not replay each time
+	if all = append(all, secrets...); len(all) == 0 { // last, since callers repeat this until no rule is broken
 		all, err = w.replayDecisions()
 	}
 	return stateOf(now, seen), all, err
 }
 
-// checkProtected reads the API live: a server without a VirtualMachine, or whose
-// VirtualMachine could be deleted without a trace, would be lost with the controller.
+// checkProtected reads the API live and checks that each server has a VirtualMachine with
+// the finalizer. Otherwise the server would leak if the object were deleted before a controller runs again.
 func (w *World) checkProtected(ctx context.Context, servers []Server) ([]Violation, error) {
 	list, err := w.virtualMachines().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -123,7 +123,7 @@ func (w *World) checkProtected(ctx context.Context, servers []Server) ([]Violati
 	var all []Violation
 	for _, s := range servers {
 		if !s.Released && !protected[s.UID] {
-			all = append(all, rules.Broken(rules.O2, "after a crash the server of %s has no VirtualMachine with a finalizer", s.Name))
+			all = append(all, rules.Broken(rules.NoOrphans, "after a crash the server of %s lacks a VirtualMachine with a finalizer", s.Name))
 		}
 	}
 	return all, nil
@@ -152,7 +152,7 @@ func stateOf(now map[string]*api.VirtualMachine, seen Observed) State {
 	return s
 }
 
-// comparableStatus is a status without what differs from run to run.
+// comparableStatus formats a status without the parts that differ from run to run.
 func comparableStatus(vm *api.VirtualMachine) string {
 	s := vm.Status
 	var text strings.Builder
@@ -160,7 +160,7 @@ func comparableStatus(vm *api.VirtualMachine) string {
 		s.Phase, s.Reason, s.ObservedGeneration, vm.Generation, s.RestartCount, s.PendingFields, s.RestartedAt != nil, s.Server != nil, vm.Finalizers)
 	for _, c := range s.Conditions {
 		if c.Type == api.ConditionConfined {
-			continue // a crash right after QEMU was started leaves unknown how, and the reason says so
+			continue // its reason is Unknown after a crash right after QEMU's start
 		}
 		fmt.Fprintf(&text, " %s=%s/%s", c.Type, c.Status, c.Reason)
 	}
@@ -170,8 +170,8 @@ func comparableStatus(vm *api.VirtualMachine) string {
 	return text.String()
 }
 
-// Settle judges again and again until no rule is broken, since what has to be done may take a while,
-// such as an orphan's grace period. It returns what is broken at last.
+// Settle calls judge until no rule is broken, since Drover may need time for its work, for
+// example an orphan's grace period. It returns the violations of the last call.
 func Settle(ctx context.Context, judge func() ([]Violation, error)) (broken []Violation, err error) {
 	_ = assert.Poll(ctx, "no rule is broken", func() error {
 		broken, err = judge()
@@ -183,12 +183,12 @@ func Settle(ctx context.Context, judge func() ([]Violation, error)) (broken []Vi
 	return broken, err
 }
 
-// atRest is the state that WaitRest waits for.
+// atRest describes the state that WaitRest waits for.
 const atRest = "nothing is written at rest"
 
-// WaitRest waits until nothing is written for a while (O8), but for those to a resource that is not
-// looked at, if it is named. What is only late, such as an event that client-go sends again, may
-// still be written: schedules, whose clock is not the host's, allow no write at all.
+// WaitRest waits until nothing is written for a while (rules.QuietAtRest). Writes to the resources in except do not
+// count. It tolerates late writes, such as an event that client-go sends again. Package schedules,
+// which has a simulated clock, allows no write at all.
 func (w *World) WaitRest(ctx context.Context, during time.Duration, except ...string) error {
 	writes := func() []string {
 		return slices.DeleteFunc(w.Writes(), func(write string) bool { return slices.Contains(except, path.Base(write)) })
@@ -200,7 +200,7 @@ func (w *World) WaitRest(ctx context.Context, during time.Duration, except ...st
 		case <-ctx.Done():
 		}
 		if after := writes(); len(after) > before {
-			return fmt.Errorf("in %s there were the writes %v", during, after[before:])
+			return fmt.Errorf("the writes in %s are %v", during, after[before:])
 		}
 		return ctx.Err()
 	})
@@ -210,21 +210,21 @@ func (w *World) WaitRest(ctx context.Context, during time.Duration, except ...st
 	return &NotConvergedError{atRest, err}
 }
 
-// ViolationOf returns the violation that an error of a step is, if it is one.
+// ViolationOf returns the violation that a NotConvergedError stands for, or nil for other errors.
 func ViolationOf(err error) *Violation {
 	late, ok := errors.AsType[*NotConvergedError](err)
 	switch {
 	case !ok:
 		return nil
 	case strings.HasSuffix(late.What, "is gone"):
-		return &Violation{Rule: rules.O4, Text: late.Error()}
+		return &Violation{Rule: rules.DeletionEnds, Text: late.Error()}
 	case late.What == atRest:
-		return &Violation{Rule: rules.O8, Text: late.Error()}
+		return &Violation{Rule: rules.QuietAtRest, Text: late.Error()}
 	}
-	return &Violation{Rule: rules.O10, Text: late.Error()}
+	return &Violation{Rule: rules.Converges, Text: late.Error()}
 }
 
-// readJournal adds what a driver's journal shows of servers: effects, first creations, and the rules that were broken.
+// readJournal adds to o what a driver's journal shows: effects, first creations, and the rules that were broken.
 func (w *World) readJournal(path string, processes []rules.Process, o *Observed) error {
 	entries, err := rules.Read(path, new(int64))
 	if err != nil {
@@ -245,15 +245,15 @@ func (w *World) readJournal(path string, processes []rules.Process, o *Observed)
 	return nil
 }
 
-// checkNotLate checks that no server was created for a VirtualMachine that was gone, even if
-// the sweep has removed it since.
+// checkNotLate checks that no server was created for a VirtualMachine that was already gone,
+// even if the sweep has removed the server since.
 func (w *World) checkNotLate(uid types.UID, entries []journal.Entry) (broken []Violation) {
 	w.mu.Lock()
 	gone, isGone := w.gone[string(uid)]
 	w.mu.Unlock()
 	for _, entry := range rules.ByServer(entries)[uid] {
 		if isGone && entry.Action == journal.ActionCreate && entry.At.After(gone) {
-			broken = append(broken, rules.Broken(rules.O2, "%s, and the VirtualMachine was gone at %s", rules.DescribeEntry(entry), gone.UTC().Format(time.StampMilli)))
+			broken = append(broken, rules.Broken(rules.NoOrphans, "%s, but the VirtualMachine was gone at %s", rules.DescribeEntry(entry), gone.UTC().Format(time.StampMilli)))
 		}
 	}
 	return broken
@@ -275,20 +275,20 @@ func addEffects(e Effects, h rules.History) Effects {
 	return e
 }
 
-// Texts that no log, event, status, decision or command line may have (O12).
+// Secret texts, which no log, event, status, decision or command line may contain (rules.Confidential).
 const (
 	// Secret is in the user-data.
 	Secret = "drover-secret-5c1b"
 	// token is in the kubeconfig.
 	token = "drover-token-90ae"
-	// foreignAnswer is in the answers of a registry that is not Drover's.
+	// foreignAnswer is in the answers of a registry.
 	foreignAnswer = "drover-answer-77d2"
 )
 
-// concealed has those texts by their descriptions.
-var concealed = map[string]string{"user-data": Secret, "the token of the kubeconfig": token, "the answer of a registry": foreignAnswer}
+// secretTexts has the secret texts by their descriptions.
+var secretTexts = map[string]string{"user-data": Secret, "the token of the kubeconfig": token, "the answer of a registry": foreignAnswer}
 
-// checkSecrets looks for them in all that people can read.
+// checkSecrets looks for the secret texts in everything that people can read.
 func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, versions []*api.VirtualMachine) ([]Violation, error) {
 	events, err := w.KubeClient.EventsV1().Events(w.Name).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -298,7 +298,7 @@ func (w *World) checkSecrets(ctx context.Context, e Evidence, seen Observed, ver
 	if err != nil {
 		return nil, err
 	}
-	return rules.CheckSecrets(concealed, map[string]any{
+	return rules.CheckSecrets(secretTexts, map[string]any{
 		"an event": events.Items, "a VirtualMachine": versions, "a log": e.Output, "a decision": decisions, "the engine": seen.Text,
 	})
 }
@@ -317,22 +317,22 @@ func readMatching(pattern string) (string, error) {
 	return all.String(), err
 }
 
-// decisionsFiles matches all of them, with those that were full.
+// decisionsFiles matches all files with decisions, including rotated ones.
 const decisionsFiles = "decisions-*"
 
-// decisionsFile is where a process records its decisions, by a number from 0 on. Processes
-// that run one after the other may share one.
+// decisionsFile is the file in which process n records its decisions. Processes that run
+// one after the other may share a file.
 func (w *World) decisionsFile(n int) string {
 	return filepath.Join(w.Dir, fmt.Sprintf("decisions-%d", n))
 }
 
-// RecordDecisions is the flag for that.
+// RecordDecisions returns the flag that makes a controller write to decisionsFile.
 func (w *World) RecordDecisions(n int) string { return "--decisions=" + w.decisionsFile(n) }
 
-// Decisions returns the last ones in so many files, in sentences.
-func (w *World) Decisions(files int) string {
+// Decisions returns the last decisions of the processes below a number, in sentences.
+func (w *World) Decisions(processes int) string {
 	var paths []string
-	for n := range files {
+	for n := range processes {
 		paths = append(paths, w.decisionsFile(n))
 	}
 	all, err := rules.ReadDecisions(paths...)
@@ -342,10 +342,10 @@ func (w *World) Decisions(files int) string {
 	return rules.FormatDecisions(all)
 }
 
-// replayDecisions derives all recorded decisions again, and returns those that come out
-// otherwise (O14).
+// replayDecisions derives all recorded decisions again, and returns those that differ
+// (rules.Reproducible).
 func (w *World) replayDecisions() ([]Violation, error) {
-	if w.DecidesOtherwise {
+	if w.PolicyDiffers {
 		return nil, nil
 	}
 	paths, err := filepath.Glob(filepath.Join(w.Dir, decisionsFiles))
@@ -369,24 +369,23 @@ func (l *Lab) TakeReplayed() int64 { return l.replayed.Swap(0) }
 // Decisions returns the last decisions of all processes, in sentences.
 func (r *Replicas) Decisions() string { return r.world.Decisions(len(r.Processes())) }
 
-// The UIDs of servers that are not this world's: one of another cluster, and one that was
-// released there.
+// The UIDs of two servers of another cluster, the second of which was released.
 const (
 	foreignUID         = "0c7a6a3e-58a1-4f3c-9c52-000000000001"
 	foreignReleasedUID = "0c7a6a3e-58a1-4f3c-9c52-000000000002"
 )
 
-// foreignFiles are files of an engine's folder that are not this world's.
+// foreignFiles are files in an engine's folder that do not belong to this world.
 type foreignFiles map[string]string
 
-// foreignServers are those servers on the fake engine, and a file that does not describe a server.
+// foreignServers are servers of another cluster on the fake engine, and a file that is not a server's.
 var foreignServers = foreignFiles{
 	foreignUID + ".json":                            `{"clusterID": "another", "namespace": "default", "name": "vm-1", "state": "Running", "load": 0}`,
 	"retained/" + foreignReleasedUID + ".fake.json": `{"clusterID": "another", "namespace": "default", "name": "vm-1", "retained": true, "load": 0}`,
 	"notes.txt": "not a server",
 }
 
-// foreignMachines are the same with the driver qemu.
+// foreignMachines are machines of another cluster on the engine qemu, and a file that is not a machine's.
 var foreignMachines = foreignFiles{
 	filepath.Join(instance.VMsDir, foreignUID, instance.RecordFile):                           foreignMachine(foreignUID),
 	filepath.Join(instance.VMsDir, foreignUID, instance.RootDiskFile):                         "the disk of another cluster",
@@ -399,7 +398,7 @@ func foreignMachine(uid string) string {
 	return `{"format": ` + strconv.Itoa(record.Format) + `, "clusterID": "another", "uid": "` + uid + `", "id": "another", "namespace": "default", "name": "vm-1", "epoch": 1}`
 }
 
-// write puts the files into an engine's folder.
+// write writes the files into an engine's folder.
 func (f foreignFiles) write(dir string) error {
 	for name, content := range f {
 		path := filepath.Join(dir, name)
@@ -410,22 +409,22 @@ func (f foreignFiles) write(dir string) error {
 	return nil
 }
 
-// check returns which of the files are not as they were (O6).
+// check returns a violation for each file that was changed or removed (rules.OthersUntouched).
 func (f foreignFiles) check(dir string) (broken []Violation) {
 	for _, name := range slices.Sorted(maps.Keys(f)) {
 		got, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || string(got) != f[name] {
-			broken = append(broken, rules.Broken(rules.O6, "%s, which is not Drover's, is %q, %v", name, got, err))
+			broken = append(broken, rules.Broken(rules.OthersUntouched, "%s, which is not Drover's, is now %q, error %v", name, got, err))
 		}
 	}
 	return broken
 }
 
-// foreignContainer is a container of another cluster, and its inspection.
+// foreignContainer is a container of another cluster, and the result of inspecting it.
 type foreignContainer struct{ id, inspection string }
 
 // startForeignContainer starts a container for a VirtualMachine of the same name in another
-// cluster, whose id is made of this one's: no other world has it.
+// cluster. The other cluster's id is derived from this one's, so that it is unique.
 func startForeignContainer(ctx context.Context, c *client.Client, w *World) (f foreignContainer, err error) {
 	created, err := c.ContainerCreate(ctx, client.ContainerCreateOptions{
 		Name: "another-" + w.ClusterID,
@@ -454,13 +453,13 @@ func (f foreignContainer) inspect(ctx context.Context, c *client.Client) (string
 	return string(text), err
 }
 
-// check returns whether the container is not as it was (O6).
+// check returns a violation if the container was changed or removed (rules.OthersUntouched).
 func (f foreignContainer) check(ctx context.Context, c *client.Client) []Violation {
 	got, err := f.inspect(ctx, c)
 	if err == nil && got == f.inspection {
 		return nil
 	}
-	return []Violation{rules.Broken(rules.O6, "the container of another cluster was %s, and is %s, %v", f.inspection, cmp.Or(got, "unknown"), err)}
+	return []Violation{rules.Broken(rules.OthersUntouched, "the container of another cluster was %s, and is %s, %v", f.inspection, cmp.Or(got, "unknown"), err)}
 }
 
 // remove removes the container, if there is one.
@@ -475,7 +474,7 @@ func (f foreignContainer) remove(ctx context.Context, c *client.Client) error {
 	return err
 }
 
-// startForeignRegistry starts a registry without images, as long as the tests run.
+// startForeignRegistry starts a registry without images, which runs until this process ends.
 func startForeignRegistry() (address string, err error) {
 	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {

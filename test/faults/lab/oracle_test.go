@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// TestForeignFiles checks that a change and a removal of foreign files are found.
+// TestForeignFiles checks that changes and removals of foreign files are found.
 func TestForeignFiles(t *testing.T) {
 	for name, files := range map[string]foreignFiles{"fake": foreignServers, "qemu": foreignMachines} {
 		for file := range files {
@@ -35,8 +35,8 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
-// TestForeignMachinesAreUnderstood checks that the driver reads the records of those machines: one
-// that it refuses would be left alone whomever it belonged to.
+// TestForeignMachinesAreUnderstood checks that the driver can read the records of foreign machines: it
+// never touches a machine with a bad record, whoever owns it.
 func TestForeignMachinesAreUnderstood(t *testing.T) {
 	dir := t.TempDir()
 	assert.NoError(t, foreignMachines.write(dir))
@@ -50,7 +50,7 @@ func TestForeignMachinesAreUnderstood(t *testing.T) {
 	}
 }
 
-// TestAddEffects checks that what was done is counted, and not what a process that was killed only began.
+// TestAddEffects checks that finished actions are counted, and not those that a killed process only began.
 func TestAddEffects(t *testing.T) {
 	const uid = types.UID("uid-1")
 	server := &journal.Snapshot{ID: "server-1"}

@@ -36,8 +36,8 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// Pod is the engine whose servers are pods. A simulated kubelet runs them on a node of each world, by the real
-// drover-machine and QEMU. It needs a Lab with PodAPIs.
+// Pod is the engine whose servers are pods. Each world has a simulated kubelet that runs them with the real
+// drover-machine and QEMU. The engine needs a Lab with PodAPIs.
 type Pod struct {
 	tools  *podTools
 	worlds *sync.Map // podWorld by World
@@ -50,16 +50,17 @@ type podTools struct {
 	program, image string
 }
 
-// NewPod returns the engine.
+// NewPod returns a pod engine.
 func NewPod() Pod { return Pod{&podTools{}, &sync.Map{}} }
 
-// PodAPIs are the flags of a cluster that has the APIs of pods, and collects garbage.
+// PodAPIs are the flags of a cluster that has the APIs of pods and the garbage collector.
 var PodAPIs = []string{"--all-apis"}
 
 // Name implements Engine.
 func (Pod) Name() string { return pod.Name }
 
-// Runs implements Engine. The engine is the cluster, which is never away alone, and a node fetches the images.
+// Runs implements Engine. There are no outages of this engine, because it is the cluster itself, and no broken
+// images, because a node fetches them.
 func (Pod) Runs(workload string) bool {
 	return !strings.HasSuffix(workload, "-outage") && !strings.HasSuffix(workload, "-exchange") && workload != "image"
 }
@@ -72,7 +73,7 @@ func (Pod) Args(*World) []string {
 // Variables implements Engine.
 func (Pod) Variables(*World) []string { return nil }
 
-// podStorage is the StorageClass of PVCs, which can grow.
+// podStorage is the StorageClass of PVCs. It allows them to grow.
 const podStorage = "growing"
 
 // NewVM implements Engine.
@@ -90,7 +91,7 @@ func (Pod) Resize(vm *api.VirtualMachine) {
 	vm.Spec.Resource[api.ResourceRootDisk] = resource.MustParse("32Mi")
 }
 
-var errNotOfPods = errors.New("driver pod has no such fault")
+var errNotOfPods = errors.New("driver pod does not have this fault")
 
 // BreakImage implements Engine.
 func (Pod) BreakImage(context.Context, *World, string) (image string, err error) {
@@ -107,7 +108,7 @@ func (Pod) Outage(context.Context, *World, bool) (back func() error, err error) 
 
 // make builds the program and the guest.
 func (t *podTools) make(ctx context.Context, dir string) error {
-	dir, err := os.MkdirTemp(dir, "pod-") // others may share the lab
+	dir, err := os.MkdirTemp(dir, "pod-") // several Pod engines may share the lab
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (t *podTools) make(ctx context.Context, dir string) error {
 	return framework.AssembleBootGuest(ctx, filepath.Join(t.image, "disk"))
 }
 
-// podWorld has the kubelet of a world's pods, and observations of them.
+// podWorld has the kubelet of a world, and its observations.
 type podWorld struct {
 	w       *World
 	network framework.Network
@@ -126,17 +127,17 @@ type podWorld struct {
 	kubelet *podtest.Kubelet
 
 	mu     sync.Mutex
-	claims map[types.UID]*claimSeen // of root disks
-	epochs map[types.UID]uint64     // the highest of each object
-	runs   map[types.UID]types.UID  // VirtualMachines by the pods that were started
-	second int64                    // in which the last one was
+	claims map[types.UID]*rootClaim // by the PVC's UID
+	epochs map[types.UID]uint64     // the highest epoch of each object
+	runs   map[types.UID]types.UID  // the VirtualMachine of each started pod
+	second int64                    // in which the last pod was started
 	broken []Violation
 }
 
-// claimSeen is a PVC of a root disk, the only part of a server that remains while it is off.
-type claimSeen struct {
+// rootClaim is the PVC of a root disk, the only part of a server that remains while the server is off.
+type rootClaim struct {
 	uid                types.UID // of the VirtualMachine
-	at                 time.Time
+	createdAt          time.Time
 	isGone, isReleased bool
 }
 
@@ -146,7 +147,7 @@ func (e Pod) Prepare(ctx context.Context, w *World) error {
 	if e.tools.err != nil {
 		return e.tools.err
 	}
-	p := &podWorld{w: w, claims: map[types.UID]*claimSeen{}, epochs: map[types.UID]uint64{}, runs: map[types.UID]types.UID{}}
+	p := &podWorld{w: w, claims: map[types.UID]*rootClaim{}, epochs: map[types.UID]uint64{}, runs: map[types.UID]types.UID{}}
 	var err error
 	if p.network, err = framework.OpenNetwork(ctx, 18); err != nil {
 		return err
@@ -157,9 +158,9 @@ func (e Pod) Prepare(ctx context.Context, w *World) error {
 	}
 	p.kubelet = podtest.NewKubelet(w.KubeClient, w.Name)
 	p.kubelet.NodeName, p.kubelet.Log = w.Name, report(w)
-	p.node.Serve(p.kubelet)
+	p.node.SetHooks(p.kubelet)
 	p.kubelet.Begin, p.kubelet.Has = p.begin, p.hasObject
-	return errors.Join(w.makeForeignClaim(ctx), w.makePodsPossible(ctx), p.kubelet.Start(p.noteObject))
+	return errors.Join(w.makeForeignClaim(ctx), w.makePodsPossible(ctx), p.kubelet.Start(p.recordObject))
 }
 
 // foreignClaim is the PVC of a server of another cluster.
@@ -176,7 +177,7 @@ func (w *World) makeForeignClaim(ctx context.Context) error {
 	return err
 }
 
-// makePodsPossible makes what pods and PVCs need.
+// makePodsPossible creates the StorageClass of PVCs, and waits for the ServiceAccount of pods.
 func (w *World) makePodsPossible(ctx context.Context) error {
 	class := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: podStorage}, Provisioner: "test", AllowVolumeExpansion: new(true)}
 	if _, err := w.KubeClient.StorageV1().StorageClasses().Create(ctx, class, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -193,59 +194,59 @@ func (e Pod) world(w *World) *podWorld {
 	return p.(*podWorld)
 }
 
-// hasObject reports whether an object is of this cluster.
+// hasObject reports whether an object belongs to this world's cluster.
 func (p *podWorld) hasObject(o metav1.Object) bool {
 	return o.GetLabels()[objects.LabelCluster] == p.w.ClusterID
 }
 
-// begin starts the machine of a pod, beside which no other one of its VirtualMachine may run (O3). No two start in the
-// same second, which no real kubelet can do: Drover tells runs apart by their start, which a pod has in seconds.
-func (p *podWorld) begin(of *corev1.Pod) (address string, stop func() (int32, string), err error) {
+// begin starts the machine of a pod. No other machine of its VirtualMachine may run (rules.OneServer). Drover distinguishes runs
+// by their start times, which pods have in whole seconds. So no two machines start in the same second, as on a real node.
+func (p *podWorld) begin(pod *corev1.Pod) (address string, stop func() (int32, string), err error) {
 	if p.second == time.Now().Unix() {
 		return "", nil, podtest.ErrWaits
 	}
-	uid := types.UID(of.Labels[objects.LabelUID])
+	uid := types.UID(pod.Labels[objects.LabelUID])
 	others, err := p.processes(uid)
 	if err != nil {
 		return "", nil, err
 	}
 	if len(others) > 0 {
-		p.isBroken(rules.O3, "the pod %s of %s was started while %v ran", of.UID, of.Name, others)
+		p.addViolation(rules.OneServer, "the pod %s of %s was started while %v ran", pod.UID, pod.Name, others)
 	}
-	address, stop, err = p.node.Begin(of)
+	address, stop, err = p.node.Begin(pod)
 	if err == nil {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.runs[of.UID], p.second = uid, time.Now().Unix()
+		p.runs[pod.UID], p.second = uid, time.Now().Unix()
 	}
 	return address, stop, err
 }
 
-func (p *podWorld) isBroken(rule rules.Rule, format string, args ...any) {
+func (p *podWorld) addViolation(rule rules.Rule, format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.broken = append(p.broken, rules.Broken(rule, format, args...))
 }
 
-// processes returns the QEMUs of a VirtualMachine, and the first processes of its containers.
+// processes returns the PIDs of the QEMUs of a VirtualMachine, and of the first processes of its containers.
 func (p *podWorld) processes(uid types.UID) ([]int, error) {
 	all, err := processlog.Processes(uid)
 	return append(all, p.machines(uid)...), err
 }
 
-// machines returns the first processes of the containers of a VirtualMachine.
+// machines returns the PIDs of the first processes of a VirtualMachine's containers.
 func (p *podWorld) machines(uid types.UID) (pids []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for run, of := range p.runs {
-		if pid := p.node.PID(run); of == uid && pid != 0 {
+	for run, vm := range p.runs {
+		if pid := p.node.PID(run); vm == uid && pid != 0 {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// FirstMachine returns the first process of the container of a server's first pod, if it runs.
+// FirstMachine returns the PID of the first process of the container of a server's first pod, if the pod runs.
 func (e Pod) FirstMachine(w *World, uid types.UID) (pids []int) {
 	if p := e.world(w); p.countRuns(uid) == 1 {
 		pids = p.machines(uid)
@@ -253,22 +254,22 @@ func (e Pod) FirstMachine(w *World, uid types.UID) (pids []int) {
 	return pids
 }
 
-// Machines returns the first processes of the containers of a server.
+// Machines returns the PIDs of the first processes of a server's containers.
 func (e Pod) Machines(w *World, uid types.UID) []int { return e.world(w).machines(uid) }
 
 func (p *podWorld) countRuns(uid types.UID) (count int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, of := range p.runs {
-		if of == uid {
+	for _, vm := range p.runs {
+		if vm == uid {
 			count++
 		}
 	}
 	return count
 }
 
-// noteObject judges a change of a pod or a PVC.
-func (p *podWorld) noteObject(o metav1.Object, isGone bool) {
+// recordObject records and checks a change of a pod or a PVC.
+func (p *podWorld) recordObject(o metav1.Object, isGone bool) {
 	if !p.hasObject(o) {
 		return
 	}
@@ -276,34 +277,34 @@ func (p *podWorld) noteObject(o metav1.Object, isGone bool) {
 	_, _ = fmt.Sscan(o.GetAnnotations()[objects.AnnotationEpoch], &epoch)
 	p.mu.Lock()
 	if epoch < p.epochs[o.GetUID()] {
-		p.broken = append(p.broken, rules.Broken(rules.O5, "%s has the epoch %d after %d", o.GetName(), epoch, p.epochs[o.GetUID()]))
+		p.broken = append(p.broken, rules.Broken(rules.OneLeader, "%s has epoch %d after epoch %d", o.GetName(), epoch, p.epochs[o.GetUID()]))
 	}
 	p.epochs[o.GetUID()] = epoch
 	if _, ok := o.(*corev1.PersistentVolumeClaim); ok && o.GetLabels()[objects.LabelVolume] == "" {
-		p.seeRoot(o, isGone)
+		p.recordRootClaim(o, isGone)
 	}
 	p.mu.Unlock()
 	if _, ok := o.(*corev1.Pod); ok && !slices.Contains(o.GetFinalizers(), objects.FinalizerStopped) && p.node.PID(o.GetUID()) != 0 {
-		p.isBroken(rules.O7, "the pod %s of %s counts as ended, and runs", o.GetUID(), o.GetName())
+		p.addViolation(rules.AsRequested, "the pod %s of %s counts as ended, but is running", o.GetUID(), o.GetName())
 	}
 }
 
-// seeRoot takes note of the PVC of a root disk, of which a VirtualMachine never gets a second one (O3).
-func (p *podWorld) seeRoot(o metav1.Object, isGone bool) {
-	seen, uid := p.claims[o.GetUID()], types.UID(o.GetLabels()[objects.LabelUID])
-	if seen == nil {
+// recordRootClaim records the PVC of a root disk. A VirtualMachine never gets a second one (rules.OneServer).
+func (p *podWorld) recordRootClaim(o metav1.Object, isGone bool) {
+	claim, uid := p.claims[o.GetUID()], types.UID(o.GetLabels()[objects.LabelUID])
+	if claim == nil {
 		for _, other := range p.claims {
 			if other.uid == uid {
-				p.broken = append(p.broken, rules.Broken(rules.O3, "%s has the PVC %s after another one", o.GetName(), o.GetUID()))
+				p.broken = append(p.broken, rules.Broken(rules.OneServer, "%s has the PVC %s after an earlier PVC", o.GetName(), o.GetUID()))
 			}
 		}
-		seen = &claimSeen{uid: uid, at: o.GetCreationTimestamp().Time}
-		p.claims[o.GetUID()] = seen
+		claim = &rootClaim{uid: uid, createdAt: o.GetCreationTimestamp().Time}
+		p.claims[o.GetUID()] = claim
 	}
-	seen.isGone, seen.isReleased = isGone, o.GetLabels()[objects.LabelRetained] != ""
+	claim.isGone, claim.isReleased = isGone, o.GetLabels()[objects.LabelRetained] != ""
 }
 
-// Inspect implements Engine. Effects come from the kubelet.
+// Inspect implements Engine. It takes effects from the kubelet's observations.
 func (e Pod) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed, error) {
 	o, p := newObserved(), e.world(w)
 	claims, err := w.KubeClient.CoreV1().PersistentVolumeClaims(w.Name).List(ctx, metav1.ListOptions{})
@@ -328,7 +329,7 @@ func (e Pod) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed
 		}
 	}
 	if foreign != 1 {
-		o.Violations = append(o.Violations, rules.Broken(rules.O6, "the PVC %s of another cluster is gone or released", foreignClaim))
+		o.Violations = append(o.Violations, rules.Broken(rules.OthersUntouched, "the PVC %s of another cluster is gone or released", foreignClaim))
 	}
 	left, err := p.findLeft(ctx)
 	o.Violations = slices.Concat(o.Violations, left, w.checkReasons())
@@ -338,20 +339,20 @@ func (e Pod) Inspect(ctx context.Context, w *World, _ []rules.Process) (Observed
 	return o, errors.Join(err, marshalErr)
 }
 
-// checkReasons returns the statuses that say of a server that it is not Ready, and not why (O10).
+// checkReasons returns a violation for each status that is not Ready and lacks a reason (rules.Converges).
 func (w *World) checkReasons() (broken []Violation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, vm := range w.versions {
 		ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
 		if ready != nil && ready.Status != metav1.ConditionTrue && (ready.Reason == "" || vm.Status.Reason == "") {
-			broken = append(broken, rules.Broken(rules.O10, "%s waits without a reason: its status is %s", vm.Name, framework.FormatStatus(vm)))
+			broken = append(broken, rules.Broken(rules.Converges, "%s waits without a reason: its status is %s", vm.Name, framework.FormatStatus(vm)))
 		}
 	}
 	return broken
 }
 
-// serverOf returns the server of the PVC of a root disk.
+// serverOf returns the server to which the PVC of a root disk belongs.
 func (p *podWorld) serverOf(ctx context.Context, c *corev1.PersistentVolumeClaim, pods []corev1.Pod) (s Server, err error) {
 	uid, size := types.UID(c.Labels[objects.LabelUID]), c.Spec.Resources.Requests[corev1.ResourceStorage]
 	s = Server{
@@ -359,7 +360,7 @@ func (p *podWorld) serverOf(ctx context.Context, c *corev1.PersistentVolumeClaim
 		Released: c.Labels[objects.LabelRetained] != "",
 	}
 	running, err := processlog.Processes(uid)
-	n := slices.IndexFunc(pods, func(of corev1.Pod) bool { return of.Name == c.Name && p.hasObject(&of) })
+	n := slices.IndexFunc(pods, func(pod corev1.Pod) bool { return pod.Name == c.Name && p.hasObject(&pod) })
 	s.Config = fmt.Sprintf("root=%s QEMUs=%d machines=%d", size.String(), len(running), len(p.machines(uid)))
 	if n < 0 {
 		return s, err
@@ -386,7 +387,7 @@ func podState(ctx context.Context, m machine.Machine) driver.State {
 	return driver.State(status)
 }
 
-// findLeft returns what is left of VirtualMachines that do not exist any more (O2).
+// findLeft returns the leftovers of VirtualMachines that do not exist any more (rules.NoOrphans).
 func (p *podWorld) findLeft(ctx context.Context) (broken []Violation, err error) {
 	exists := map[string]bool{}
 	for _, vm := range p.w.Existing() {
@@ -399,13 +400,13 @@ func (p *podWorld) findLeft(ctx context.Context) (broken []Violation, err error)
 		left, listErr := p.listLeft(ctx, types.UID(uid))
 		err = errors.Join(err, listErr)
 		if len(left) > 0 {
-			broken = append(broken, rules.Broken(rules.O2, "of %s, which is gone, is left %v", name, left))
+			broken = append(broken, rules.Broken(rules.NoOrphans, "%s is gone, and %v are left", name, left))
 		}
 	}
 	return broken, err
 }
 
-// listLeft returns what there is of a VirtualMachine besides PVCs, which are its server.
+// listLeft returns the processes and objects of a VirtualMachine. PVCs do not count: they are servers.
 func (p *podWorld) listLeft(ctx context.Context, uid types.UID) (left []string, err error) {
 	pids, err := p.processes(uid)
 	for _, pid := range pids {
@@ -430,7 +431,7 @@ func (p *podWorld) listLeft(ctx context.Context, uid types.UID) (left []string, 
 	return left, nil
 }
 
-// addEffects adds what was done to servers.
+// addEffects adds the effects on servers.
 func (p *podWorld) addEffects(o *Observed) {
 	names, reported := p.w.names(), p.w.reportedRuns()
 	p.mu.Lock()
@@ -447,7 +448,7 @@ func (p *podWorld) addEffects(o *Observed) {
 			effects.Deletes++
 		}
 		o.Effects[name] = effects
-		o.Created[c.uid] = c.at
+		o.Created[c.uid] = c.createdAt
 	}
 	for run, uid := range p.runs {
 		name := names[string(uid)]
@@ -460,7 +461,7 @@ func (p *podWorld) addEffects(o *Observed) {
 	}
 }
 
-// reportedRuns returns the runs that statuses have named.
+// reportedRuns returns the runs that any version of a status has named.
 func (w *World) reportedRuns() map[types.UID]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -473,7 +474,7 @@ func (w *World) reportedRuns() map[types.UID]bool {
 	return all
 }
 
-// CleanUp implements Engine: it ends the machines. The objects stay in the cluster, which goes with the lab.
+// CleanUp implements Engine: it ends the machines. The objects stay until the lab is closed.
 func (e Pod) CleanUp(ctx context.Context, w *World) error {
 	known, ok := e.worlds.LoadAndDelete(w)
 	if !ok {

@@ -21,7 +21,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// worldsByName has the worlds that send requests.
+// worldsByName has the worlds whose requests the proxy forwards.
 type worldsByName struct{ byName sync.Map }
 
 func (s *worldsByName) findWorld(name string) *World {
@@ -32,17 +32,17 @@ func (s *worldsByName) findWorld(name string) *World {
 	return w.(*World)
 }
 
-// Interceptor is between the processes of a world, which it knows by their numbers from 0
-// on, and the API server. It sends a request on, or answers it.
+// Interceptor is between the processes of a world and the API server. It forwards a request
+// or answers it. The first process is 0.
 type Interceptor func(process int, req *http.Request, next http.RoundTripper) (*http.Response, error)
 
-// Intercept has all requests of processes go through an Interceptor. No process may run yet.
+// Intercept sets the Interceptor of all requests of processes. Call it before any process runs.
 func (w *World) Intercept(interceptor Interceptor) { w.intercept = interceptor }
 
 // interceptedTransport sends requests through the Interceptors of their worlds.
 type interceptedTransport struct{ next http.RoundTripper }
 
-// origin is a context's key for where a request comes from.
+// origin is the key under which a request's context has its sender.
 type origin struct{}
 
 // sender is a process of a world.
@@ -61,7 +61,7 @@ func (t interceptedTransport) RoundTrip(req *http.Request) (*http.Response, erro
 }
 
 // newProxy returns a handler that makes two namespaces of the API server look like a
-// cluster: one has all VirtualMachines, the other stands for kube-system. The first elements
+// cluster: one has all VirtualMachines, the other replaces kube-system. The first elements
 // of a request's path are the world's name and the process's number.
 func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 	transport, err := rest.TransportFor(config)
@@ -95,7 +95,7 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 			http.Error(rw, "the kubeconfig has another token", http.StatusUnauthorized)
 			return
 		}
-		req.Header.Del("Authorization") // the proxy has a certificate
+		req.Header.Del("Authorization") // the proxy uses a certificate
 		if w.disturbed.answerBadly(rw, req) {
 			return
 		}
@@ -109,12 +109,12 @@ func newProxy(config *rest.Config, worlds *worldsByName) (http.Handler, error) {
 	}), nil
 }
 
-// BadAnswer chooses what is answered to a request of a controller that the API server does
-// not get: a status code, or 0 for none.
+// BadAnswer returns the status code with which the proxy answers a request of a controller
+// in place of the API server, or 0 to forward it.
 type BadAnswer func(method string) int
 
-// disturbance is a defect of the API server for the controllers of a world. Users
-// notice nothing.
+// disturbance is a defect of the API server that only the controllers of a world see, not
+// its users.
 type disturbance struct {
 	mu       sync.Mutex
 	isCut    bool
@@ -129,7 +129,7 @@ type ongoing struct {
 	end     context.CancelFunc
 }
 
-// Isolate ends the connections of a process to the API server, and refuses others.
+// Isolate ends the connections of a process to the API server, and refuses new ones.
 func (w *World) Isolate(process int) {
 	d := &w.disturbed
 	d.mu.Lock()
@@ -145,9 +145,9 @@ func (w *World) Isolate(process int) {
 	}
 }
 
-// CutAPI ends all connections of the controllers to the API server, and refuses others until
-// the caller calls back.
-func (w *World) CutAPI() (back func()) {
+// CutAPI ends all connections of the controllers to the API server, and refuses new ones until
+// restore is called.
+func (w *World) CutAPI() (restore func()) {
 	d := &w.disturbed
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -162,9 +162,9 @@ func (w *World) CutAPI() (back func()) {
 	}
 }
 
-// AnswerBadly lets requests be answered badly, but for those about Leases, events and
-// watches, until the caller calls back.
-func (w *World) AnswerBadly(choose BadAnswer) (back func()) {
+// AnswerBadly gives requests bad answers until restore is called, except requests for
+// Leases, events and watches.
+func (w *World) AnswerBadly(choose BadAnswer) (restore func()) {
 	w.disturbed.setAnswer(choose)
 	return func() { w.disturbed.setAnswer(nil) }
 }
@@ -175,8 +175,8 @@ func (d *disturbance) setAnswer(choose BadAnswer) {
 	d.answer = choose
 }
 
-// begin returns a request that ends when the API server is cut off. It returns nil while
-// that is so.
+// begin returns a copy of the request that ends when the API server is cut off. It returns
+// nil if the API server is cut off already.
 func (d *disturbance) begin(req *http.Request, process int) (undisturbed *http.Request, end func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,7 +197,7 @@ func (d *disturbance) begin(req *http.Request, process int) (undisturbed *http.R
 	}
 }
 
-// answerBadly answers a request, or returns false.
+// answerBadly answers a request, or returns false if it should be forwarded.
 func (d *disturbance) answerBadly(rw http.ResponseWriter, req *http.Request) bool {
 	d.mu.Lock()
 	choose := d.answer

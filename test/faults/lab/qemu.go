@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -33,8 +32,8 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// QEMU is the engine whose servers are machines of this host, emulated. A recorder in
-// QEMU's place reports each that is started.
+// QEMU is the engine whose servers are emulated machines on this host. Controllers start a
+// recorder instead of QEMU, which records each start of a machine and then runs QEMU.
 type QEMU struct {
 	tools *qemuTools
 }
@@ -48,20 +47,20 @@ type qemuTools struct {
 	guest    string
 }
 
-// NewQEMU returns the engine.
+// NewQEMU returns a QEMU engine.
 func NewQEMU() QEMU { return QEMU{&qemuTools{}} }
 
 // Name implements Engine.
 func (QEMU) Name() string { return qemu.Name }
 
-// Runs implements Engine. An unbound VirtualMachine would be bound to the engine that a
-// controller makes where the folder is missing.
+// Runs implements Engine. In create-outage a controller that finds no folder would create an empty
+// engine, and bind the new VirtualMachine to it.
 func (QEMU) Runs(workload string) bool { return workload != "create-outage" }
 
 // Dir is the engine's folder.
 func (QEMU) Dir(w *World) string { return filepath.Join(w.Dir, "qemu") }
 
-// Journal is where the driver records its changes.
+// Journal is the file in which the driver records its changes.
 func (QEMU) Journal(w *World) string { return filepath.Join(w.Dir, "qemu-journal") }
 
 // Args implements Engine.
@@ -78,7 +77,16 @@ func (QEMU) Variables(*World) []string { return nil }
 // Prepare implements Engine.
 func (e QEMU) Prepare(ctx context.Context, w *World) error {
 	e.tools.prepare.Do(func() { e.tools.err = e.tools.make(context.WithoutCancel(ctx), w.labDir()) })
-	return errors.Join(e.tools.err, os.Mkdir(e.Dir(w), 0o700), foreignMachines.write(e.Dir(w)), os.WriteFile(e.Journal(w), nil, 0o600))
+	if e.tools.err != nil {
+		return e.tools.err
+	}
+	if err := os.Mkdir(e.Dir(w), 0o700); err != nil {
+		return err
+	}
+	if err := foreignMachines.write(e.Dir(w)); err != nil {
+		return err
+	}
+	return os.WriteFile(e.Journal(w), nil, 0o600)
 }
 
 // make builds the recorder and the guest.
@@ -87,7 +95,7 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	t.recorder, t.guest = filepath.Join(dir, "qemu"), filepath.Join(dir, "images", "boot.img")
-	const searchable = 0o711 // for the user of machines
+	const searchable = 0o711 // the user of the machines starts the recorder by its path
 	if err := errors.Join(os.Chmod(dir, searchable), os.Mkdir(filepath.Dir(t.guest), 0o700)); err != nil {
 		return err
 	}
@@ -97,7 +105,7 @@ func (t *qemuTools) make(ctx context.Context, dir string) (err error) {
 	if err := framework.BuildProgram(t.recorder, "test/failover/recorder"); err != nil {
 		return err
 	}
-	if err := os.Chmod(t.recorder, 0o755); err != nil { // for the user of machines
+	if err := os.Chmod(t.recorder, 0o755); err != nil { // the user of the machines starts it
 		return err
 	}
 	return framework.AssembleBootGuest(ctx, t.guest)
@@ -124,23 +132,23 @@ func (QEMU) Resize(vm *api.VirtualMachine) {
 	vm.Spec.Resource[api.ResourceRootDisk] = resource.MustParse("32Mi")
 }
 
-// Inspect implements Engine. Runs are the processes that others have seen, and the other
-// effects those of the journal.
+// Inspect implements Engine. It counts runs in the recorder's log of starts, and takes the other
+// effects from the journal.
 func (e QEMU) Inspect(ctx context.Context, w *World, processes []rules.Process) (Observed, error) {
 	o := newObserved()
 	var err error
 	if o.Servers, o.Text, err = e.readServers(ctx, w); err != nil {
 		return o, err
 	}
-	starts, err := e.tools.log.Starts()
+	allStarts, err := e.tools.log.Starts()
 	if err != nil {
 		return o, err
 	}
 	names := w.names()
-	for uid, starts := range rules.StartsByUID(starts) {
+	for uid, starts := range rules.StartsByUID(allStarts) {
 		name, ok := names[string(uid)]
 		if !ok {
-			continue // of another world
+			continue // it belongs to another world
 		}
 		effects := o.Effects[name]
 		effects.Runs += len(starts)
@@ -157,19 +165,19 @@ func (e QEMU) Inspect(ctx context.Context, w *World, processes []rules.Process) 
 	return o, w.readJournal(e.Journal(w), processes, &o)
 }
 
-// findLeftSupervisors returns a violation for each machine that has a supervisor and no QEMU.
+// findLeftSupervisors returns a violation for each machine that has supervisors but no QEMU.
 func findLeftSupervisors(names map[string]string) (broken []rules.Violation, err error) {
 	for uid, name := range names {
-		left, err := processlog.Supervisors(types.UID(uid))
+		supervisors, err := processlog.Supervisors(types.UID(uid))
 		if err != nil {
 			return nil, err
 		}
-		followed, err := processlog.Processes(types.UID(uid))
+		qemuProcesses, err := processlog.Processes(types.UID(uid))
 		if err != nil {
 			return nil, err
 		}
-		if len(left) > 0 && len(followed) == 0 {
-			broken = append(broken, rules.Broken(rules.O2, "%s has no QEMU, and the supervisors %v", name, left))
+		if len(supervisors) > 0 && len(qemuProcesses) == 0 {
+			broken = append(broken, rules.Broken(rules.NoOrphans, "%s lacks a QEMU, but still has the supervisors %v", name, supervisors))
 		}
 	}
 	return broken, nil
@@ -196,7 +204,7 @@ func (e QEMU) readServers(ctx context.Context, w *World) (servers []Server, text
 	return servers, text, nil
 }
 
-// serverOfRecord returns a server, and the command lines of its processes.
+// serverOfRecord returns the server of a record, and the command lines of its processes.
 func serverOfRecord(ctx context.Context, dir string, r record.Record) (s Server, lines string, err error) {
 	s = Server{UID: r.UID, ID: r.ID, Name: r.Name, State: driver.StateStopped, Released: r.Retained, Snapshot: &journal.Snapshot{ID: r.ID}}
 	pids, err := processlog.Processes(r.UID)
@@ -210,14 +218,14 @@ func serverOfRecord(ctx context.Context, dir string, r record.Record) (s Server,
 	if len(pids) > 0 {
 		s.State = machineState(ctx, dir, r)
 	}
-	following, err := countFollowing(r.UID)
+	supervisors, err := countActiveSupervisors(r.UID)
 	s.Config = fmt.Sprintf("phase=%s cpu=%d memory=%d root=%d processes=%d supervisors=%d",
-		r.Phase, r.Settings.CPUMilli, r.Settings.MemoryBytes, r.Root.Size, len(pids), following)
+		r.Phase, r.Settings.CPUMilli, r.Settings.MemoryBytes, r.Root.Size, len(pids), supervisors)
 	return s, lines, err
 }
 
-// countFollowing returns how many supervisors a machine has that are not halted.
-func countFollowing(uid types.UID) (count int, err error) {
+// countActiveSupervisors returns the number of supervisors of a machine, without halted ones.
+func countActiveSupervisors(uid types.UID) (count int, err error) {
 	pids, err := processlog.Supervisors(uid)
 	for _, pid := range pids {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -228,17 +236,17 @@ func countFollowing(uid types.UID) (count int, err error) {
 	return count, err
 }
 
-// machineStates are the states of machines by those of QEMU. It keeps a guest that has ended. One whose start ended
-// before its first instruction is paused.
+// machineStates maps QEMU's status to the machine's state. QEMU keeps running after its guest has ended. If a start
+// was interrupted before the guest's first instruction, the machine counts as paused.
 var machineStates = map[string]driver.State{
 	"running": driver.StateRunning, machine.StatusPaused: driver.StatePaused, machine.StatusPrelaunch: driver.StatePaused,
 	machine.StatusShutdown: driver.StateStopped, machine.StatusPanicked: driver.StateStopped,
 }
 
-// statusTimeout bounds the wait for QEMU's answer. Drover may be asking it, too.
+// statusTimeout bounds the wait for QEMU's answer. QEMU may be busy with a command of Drover's.
 const statusTimeout = 20 * time.Second
 
-// machineState asks QEMU for its state. One that was released is not asked.
+// machineState asks QEMU for the machine's state, unless the machine was released.
 func machineState(ctx context.Context, dir string, r record.Record) driver.State {
 	if r.Retained {
 		return "released"
@@ -255,28 +263,31 @@ func machineState(ctx context.Context, dir string, r record.Record) driver.State
 // Outage implements Engine.
 func (e QEMU) Outage(_ context.Context, w *World, exchanged bool) (back func() error, err error) {
 	other := e.Dir(w) + "-other"
-	exchange := func() error {
-		return unix.Renameat2(unix.AT_FDCWD, e.Dir(w), unix.AT_FDCWD, other, unix.RENAME_EXCHANGE)
+	exchangeBack := func() error {
+		return errors.Join(exchangeFolders(e.Dir(w), other), checkEmpty(filepath.Join(other, instance.VMsDir, "*")))
 	}
-	empty := func() error { return checkEmpty(filepath.Join(other, instance.VMsDir, "*")) }
-	if !exchanged {
-		return func() error {
-			if _, err := os.Stat(e.Dir(w)); err == nil { // a controller that was started has made another
-				return errors.Join(exchange(), empty())
-			}
-			return os.Rename(other, e.Dir(w))
-		}, os.Rename(e.Dir(w), other)
+	if exchanged {
+		if err := makeFolderEngine(other); err != nil {
+			return nil, err
+		}
+		return exchangeBack, exchangeFolders(e.Dir(w), other)
 	}
-	return func() error { return errors.Join(exchange(), empty()) }, errors.Join(makeFolderEngine(other), exchange())
+	back = func() error {
+		if _, err := os.Stat(e.Dir(w)); err == nil { // a controller that was started during the outage has created a new folder
+			return exchangeBack()
+		}
+		return os.Rename(other, e.Dir(w))
+	}
+	return back, os.Rename(e.Dir(w), other)
 }
 
-// CleanUp implements Engine: it ends the machines, whose files go with the world's folder.
+// CleanUp implements Engine: it ends the machines. Their files are removed with the world's folder.
 func (e QEMU) CleanUp(ctx context.Context, w *World) error {
 	servers, _, err := e.readServers(ctx, w)
 	return errors.Join(err, endMachines(slices.Collect(maps.Keys(w.names()))), endMachines(uidsOf(servers)))
 }
 
-// EndReleased ends the machines that were released, as who released them does some day.
+// EndReleased ends the released machines, as a user would.
 func (e QEMU) EndReleased(ctx context.Context, w *World) error {
 	servers, _, err := e.readServers(ctx, w)
 	servers = slices.DeleteFunc(servers, func(s Server) bool { return !s.Released })
@@ -294,9 +305,9 @@ func endMachines(uids []string) error {
 	var errs []error
 	for _, uid := range uids {
 		pids, err := processlog.Processes(types.UID(uid))
-		following, followErr := processlog.Supervisors(types.UID(uid))
-		errs = append(errs, err, followErr)
-		for _, pid := range slices.Concat(pids, following) {
+		supervisors, supervisorsErr := processlog.Supervisors(types.UID(uid))
+		errs = append(errs, err, supervisorsErr)
+		for _, pid := range slices.Concat(pids, supervisors) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(err, syscall.ESRCH) {
 				errs = append(errs, err)
 			}

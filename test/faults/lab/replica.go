@@ -18,40 +18,40 @@ import (
 	"cloudnative.tw/drover/test/framework/fleet"
 )
 
-// requestTimeout ends requests of the lab that are not answered.
+// requestTimeout bounds the lab's requests.
 const requestTimeout = time.Minute
 
-// Recovery says who goes on after a crash.
+// Recovery says which process continues after a crash.
 type Recovery string
 
-// The recoveries after a crash.
+// Values of Recovery.
 const (
 	// ByRestart starts the same replica again.
 	ByRestart Recovery = "restart"
-	// ByStandby has another replica running, whose caches are warm.
+	// ByStandby has a second replica running, whose caches are filled.
 	ByStandby Recovery = "standby"
 )
 
 // Plan says which processes run in a world.
 type Plan struct {
 	Engine Engine
-	// Crashes are the points at which the first process ends, the second and so on.
+	// Crashes has the crash points of the first process, the second and so on.
 	Crashes []string
-	// Learn has every process record its points.
+	// Learn makes every process record the crash points that it passes.
 	Learn    bool
 	Recovery Recovery
-	// Unprotected is set if users remove finalizers.
+	// Unprotected is set if users remove finalizers, so that checkProtected would fail.
 	Unprotected bool
 }
 
-// Replicas keeps one process leading in a world, and with ByStandby another one beside it.
+// Replicas keeps one process running in a world, and with ByStandby a second one.
 type Replicas struct {
 	*fleet.Fleet
 	world *World
 	plan  Plan
 
 	mu sync.Mutex
-	// superseded is a process that was halted until another one led, so that it ends by itself.
+	// superseded is a process that was halted until another one led. It may end by itself.
 	superseded *fleet.Process
 	broken     []Violation // at the moments of crashes
 }
@@ -62,7 +62,7 @@ const firstReplica = "replica-0"
 // StartReplicas starts the processes of a plan.
 func (w *World) StartReplicas(p Plan) (*Replicas, error) {
 	r := &Replicas{world: w, plan: p}
-	r.Fleet = fleet.New(0, r.command, r.goOn)
+	r.Fleet = fleet.New(0, r.command, r.handleEnd)
 	first, err := r.Start(firstReplica)
 	if err == nil && p.Recovery == ByStandby {
 		if err = r.waitLeading(first); err == nil {
@@ -86,16 +86,16 @@ func (r *Replicas) waitLeading(p *fleet.Process) error {
 	})
 }
 
-// CheckLed returns an error unless a process has led, by its number from 0 on, or one after it.
+// CheckLed returns an error unless process n or a later one has led. The first process is 0.
 func (r *Replicas) CheckLed(n int) error {
 	all := r.All()
 	if slices.ContainsFunc(all[min(n, len(all)):], (*fleet.Process).HasLed) {
 		return nil
 	}
-	return fmt.Errorf("of %d processes none has led from %d on", len(all), n)
+	return fmt.Errorf("none of the %d processes has led, counted from process %d on", len(all), n)
 }
 
-// LearnFile is where a process records its points, by its number from 0 on.
+// LearnFile is where process n records its crash points. The first process is 0.
 func (w *World) LearnFile(n int) string { return filepath.Join(w.Dir, fmt.Sprintf("points-%d", n)) }
 
 // command returns how a process is started.
@@ -112,7 +112,7 @@ func (r *Replicas) command(_ string, n int) (fleet.Command, error) {
 	return fleet.Command{Program: r.world.Program, Args: args, Env: env}, err
 }
 
-// crash returns the point at which a process ends, or nothing.
+// crash returns the point at which a process crashes, or "".
 func (p Plan) crash(process int) string {
 	if process < len(p.Crashes) {
 		return p.Crashes[process]
@@ -120,50 +120,51 @@ func (p Plan) crash(process int) string {
 	return ""
 }
 
-// Args are the flags of a process in this world, by its number from 0 on. Later flags win.
+// Args returns the flags of a process in this world. The first process is 0. Later flags override earlier ones.
 func (w *World) Args(e Engine, process int) ([]string, error) {
 	kubeconfig, err := w.kubeconfigFor(w, process)
 	return append(e.Args(w), "--kubeconfig="+kubeconfig, "--lease-lock-namespace="+w.System,
 		"--orphan-grace=1s", "--health-probe-bind-address=0", "-v=1",
-		// No run waits for an expiry, and on a busy machine a process must not lose its Lease.
+		// No run waits for an expiry, and on a busy host a process must not lose its Lease.
 		"--leader-elect-lease-duration=5m", "--leader-elect-renew-deadline=4m"), err
 }
 
-// goOn judges a world in which a process has ended, and reports whether there is none besides.
-func (r *Replicas) goOn(p *fleet.Process) bool {
+// handleEnd checks the world after the end of a process. The replica is started again if no other process runs.
+func (r *Replicas) handleEnd(p *fleet.Process) (again bool) {
 	r.mu.Lock()
 	isSuperseded := p == r.superseded
 	r.mu.Unlock()
 	if !isSuperseded && !r.isEndedAsPlanned(p) {
 		r.Fail(fmt.Sprintf("%s ended: %v: %s", p.Replica, p.Wait(context.Background()), tail(p.Output())))
 	}
-	isLast := len(r.Running()) == 0
-	err := assert.Poll(r.Context(), "the API answers after a crash", func() error { // it may be away
+	again = len(r.Running()) == 0
+	err := assert.Poll(r.Context(), "the API answers after a crash", func() error { // it may be down
 		return errors.Join(r.judgeCrash(), r.world.Lease().TakeFrom(p.Replica))
 	})
 	if err != nil {
 		r.Fail(err.Error())
 	}
-	return isLast
+	return again
 }
 
-// isEndedAsPlanned reports whether a process that was to crash, or was replaced, has ended as kill -9
-// ends it.
+// isEndedAsPlanned reports whether a process has ended by SIGKILL, and had a crash point or was killed
+// by the test.
 func (r *Replicas) isEndedAsPlanned(p *fleet.Process) bool {
 	exit, ok := errors.AsType[*exec.ExitError](p.Wait(context.Background()))
-	if !ok || r.plan.crash(p.Number) == "" && p.EndedBy() != syscall.SIGKILL {
+	isPlanned := r.plan.crash(p.Number) != "" || p.EndedBy() == syscall.SIGKILL
+	if !ok || !isPlanned {
 		return false
 	}
 	status, ok := exit.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// ClearLease takes the Lease from the first replica, whose processes are dead.
+// ClearLease takes the Lease from the first replica, whose processes are dead or halted.
 func (r *Replicas) ClearLease() error { return r.world.Lease().TakeFrom(firstReplica) }
 
-// Replace ends the first process as a crash does, unless it has ended, so that the next one
-// goes on.
-func (r *Replicas) Replace() error {
+// KillFirst kills the first process, unless it has ended, and waits for its end. Another process
+// continues.
+func (r *Replicas) KillFirst() error {
 	p := r.All()[0]
 	if err := p.Signal(syscall.SIGKILL); err != nil {
 		return err
@@ -172,9 +173,9 @@ func (r *Replicas) Replace() error {
 	return nil
 }
 
-// Supersede halts the first process and has another one lead. It lets the first go on when
-// meanwhile returns; that one does not know yet that it has lost the Lease, or at all if it is
-// isolated then.
+// Supersede halts the first process, waits until another one leads, and calls meanwhile. Then it
+// resumes the first process, which does not know yet that it has lost the Lease. If meanwhile has
+// isolated the first process, it never finds out.
 func (r *Replicas) Supersede(meanwhile func() error) error {
 	p := r.All()[0]
 	r.mu.Lock()
@@ -193,19 +194,20 @@ func (r *Replicas) Supersede(meanwhile func() error) error {
 // Stop kills all processes.
 func (r *Replicas) Stop() { r.Fleet.Stop(syscall.SIGKILL) }
 
-// Crashed returns how many processes have ended at their points.
+// Crashed returns how many processes have crashed at their crash points.
 func (r *Replicas) Crashed() int {
 	n := 0
 	for _, p := range r.All() {
-		if r.plan.crash(p.Number) != "" && p.EndedBy() == 0 && p.HasEnded() && r.isEndedAsPlanned(p) {
+		isSignalled := p.EndedBy() != 0 // by the test, not by its crash point
+		if r.plan.crash(p.Number) != "" && !isSignalled && p.HasEnded() && r.isEndedAsPlanned(p) {
 			n++
 		}
 	}
 	return n
 }
 
-// judgeCrash checks what must hold even while no process runs: each server has a
-// VirtualMachine, which has the finalizer.
+// judgeCrash checks what must be true even while no process runs: each server has a
+// VirtualMachine with the finalizer.
 func (r *Replicas) judgeCrash() error {
 	ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
 	defer cancel()
@@ -216,7 +218,7 @@ func (r *Replicas) judgeCrash() error {
 	for range 2 { // a standby may remove a server and its finalizer between the two reads
 		seen, err := r.plan.Engine.Inspect(ctx, r.world, nil)
 		if err != nil {
-			return nil // the engine may be away
+			return nil // the engine may be unreachable
 		}
 		if broken, err = r.world.checkProtected(ctx, seen.Servers); err != nil || len(broken) == 0 {
 			return err
@@ -228,7 +230,7 @@ func (r *Replicas) judgeCrash() error {
 	return nil
 }
 
-// BrokenAtCrashes returns what did not hold when processes had ended.
+// BrokenAtCrashes returns the violations that judgeCrash has found.
 func (r *Replicas) BrokenAtCrashes() []Violation {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -28,17 +28,17 @@ import (
 	"cloudnative.tw/drover/test/framework/fleet"
 )
 
-// World looks like a cluster to the controllers in it, and has a separate engine. One
-// run takes place in it.
+// World looks like a cluster to the controllers in it, and has a separate engine. It is
+// for one run.
 type World struct {
 	*Lab
-	// Name is the world's, and that of the namespace that has its VirtualMachines.
+	// Name is the name of the world, and of the namespace of its VirtualMachines.
 	Name string
-	// System is the namespace that stands for kube-system, and has the Lease.
+	// System is the namespace that replaces kube-system, and has the Lease.
 	System string
 	// Dir has the engine's folder, the journal and the logs.
 	Dir string
-	// ClusterID is the cluster's id, as servers carry it.
+	// ClusterID is the cluster's id, which its servers have in a label or record.
 	ClusterID string
 
 	stop      context.CancelFunc
@@ -46,15 +46,15 @@ type World struct {
 	disturbed disturbance
 
 	mu       sync.Mutex
-	begin    time.Time     // of the period that is judged
+	begin    time.Time     // of the period to judge
 	changed  chan struct{} // closed at each change of the fields below
 	now      map[string]*api.VirtualMachine
 	versions []*api.VirtualMachine
-	gone     map[string]time.Time // by UID, when the watch reported it; without what wasOvertaken
-	writes   []string             // requests that change something, but for those about Leases
-	copies   []string             // ids of servers that others than Drover created
-	removed  map[string]string    // names by the ids of servers that others than Drover removed
-	replayed int                  // decisions
+	gone     map[string]time.Time // when the watch reported a deletion, by UID; see wasOvertaken
+	writes   []string             // requests that change something, except for Leases
+	copies   []string             // IDs of servers that the test created
+	removed  map[string]string    // names of servers that the test removed, by their IDs
+	replayed int                  // number of decisions
 }
 
 // NewWorld makes a world. The caller must Close it.
@@ -65,7 +65,7 @@ func (l *Lab) NewWorld(ctx context.Context) (*World, error) {
 		Lab: l, begin: time.Now(), Name: name, System: fmt.Sprintf("sys-%07d", n), Dir: filepath.Join(l.dir, name),
 		changed: make(chan struct{}), now: map[string]*api.VirtualMachine{}, gone: map[string]time.Time{}, removed: map[string]string{},
 	}
-	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the user of machines has to find QEMU's place
+	if err := os.Mkdir(w.Dir, 0o711); err != nil { // the machines' user must be able to search it
 		return nil, err
 	}
 	var err error
@@ -95,8 +95,8 @@ func (w *World) createSecret(ctx context.Context) error {
 	return err
 }
 
-// DeleteNamespace requests the deletion of the namespace that has the VirtualMachines, and waits until
-// Kubernetes has requested theirs.
+// DeleteNamespace requests the deletion of the namespace of the VirtualMachines, and waits until Kubernetes
+// has requested the deletion of each VirtualMachine.
 func (w *World) DeleteNamespace(ctx context.Context) error {
 	if err := w.KubeClient.CoreV1().Namespaces().Delete(ctx, w.Name, metav1.DeleteOptions{}); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (w *World) DeleteNamespace(ctx context.Context) error {
 	})
 }
 
-// WaitNamespaceGone waits until that namespace does not exist. Its VirtualMachines must be gone.
+// WaitNamespaceGone waits until the namespace of the VirtualMachines is gone. They must be gone already.
 func (w *World) WaitNamespaceGone(ctx context.Context) error {
 	return w.WaitFor(ctx, "namespace "+w.Name, func(map[string]*api.VirtualMachine) error {
 		ns, err := w.KubeClient.CoreV1().Namespaces().Get(ctx, w.Name, metav1.GetOptions{})
@@ -122,7 +122,7 @@ func (w *World) WaitNamespaceGone(ctx context.Context) error {
 	})
 }
 
-// Close ends the watch and removes the files. The namespaces go with the lab.
+// Close ends the watch and removes the files. The namespaces stay until the lab is closed.
 func (w *World) Close() error {
 	w.stop()
 	w.worlds.byName.Delete(w.Name)
@@ -131,11 +131,11 @@ func (w *World) Close() error {
 
 func (w *World) virtualMachines() framework.VMs { return w.VMsIn(w.Name) }
 
-// rewatchDelay is how long the API server is left alone when a watch has ended.
+// rewatchDelay is the pause between the end of a watch and the next one.
 const rewatchDelay = 50 * time.Millisecond
 
-// follow records every version of every VirtualMachine, without who set which field. It goes
-// on after a restart of the API server, and after an hour, when that ends a watch.
+// follow records every version of every VirtualMachine, without managedFields. It watches again
+// when a watch ends, as after a restart of the API server, or after an hour.
 func (w *World) follow(ctx context.Context) error {
 	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 	changes, err := w.listAndWatch(ctx)
@@ -154,7 +154,7 @@ func (w *World) follow(ctx context.Context) error {
 	return nil
 }
 
-// listAndWatch records what there is, and watches from there on.
+// listAndWatch records the existing VirtualMachines, and watches changes from then on.
 func (w *World) listAndWatch(ctx context.Context) (watch.Interface, error) {
 	list, err := w.virtualMachines().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *World) listAndWatch(ctx context.Context) (watch.Interface, error) {
 		vm := &list.Items[n]
 		vm.ManagedFields = nil
 		w.now[vm.Name], w.versions = vm, append(w.versions, vm)
-		delete(w.gone, string(vm.UID)) // a restored etcd brings it back
+		delete(w.gone, string(vm.UID)) // it may be back after etcd was restored
 	}
 	w.signal()
 	w.mu.Unlock()
@@ -197,15 +197,15 @@ func (w *World) record(changes watch.Interface) {
 }
 
 // wasOvertaken reports whether the API server has removed a VirtualMachine in spite of its
-// finalizer: a request to delete it had seen none and was carried out after the finalizer was
-// written. Drover cannot know that when it creates the server, which the sweep removes or, with
-// deletionPolicy Retain, releases.
+// finalizer: it had read the object for the deletion before the finalizer was written. Drover
+// cannot know this when it creates the server. The sweep removes the server or, with
+// deletionPolicy Retain, releases it.
 func wasOvertaken(deleted *api.VirtualMachine) bool {
 	return deleted.DeletionTimestamp == nil && slices.Contains(deleted.Finalizers, api.FinalizerServer)
 }
 
-// Forget drops what has happened so far, so that a world can last. It is for a world that
-// was judged, and in which no VirtualMachine exists.
+// Forget drops the history, so that a world can be used for long. Call it after Judge, when
+// no VirtualMachine exists.
 func (w *World) Forget(ctx context.Context) error {
 	w.mu.Lock()
 	w.begin, w.versions, w.writes = time.Now(), nil, nil
@@ -214,7 +214,7 @@ func (w *World) Forget(ctx context.Context) error {
 	return w.KubeClient.EventsV1().Events(w.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 }
 
-// since is when that began which is not forgotten.
+// since returns the begin of the period to judge, which Forget changes.
 func (w *World) since() time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -231,7 +231,7 @@ func (w *World) Existing() map[string]*api.VirtualMachine {
 // Lease returns the Lease of the world's replicas.
 func (w *World) Lease() fleet.Lease { return fleet.Lease{Kube: w.KubeClient, Namespace: w.System} }
 
-// signal wakes who waits for a change. The caller holds the lock.
+// signal wakes goroutines that wait for a change. The caller must hold the lock.
 func (w *World) signal() {
 	close(w.changed)
 	w.changed = make(chan struct{})
@@ -246,8 +246,8 @@ func (w *World) WaitFor(ctx context.Context, what string, check func(map[string]
 	return &NotConvergedError{what, err}
 }
 
-// checkAtChanges calls check at once and at each change, for a few seconds: some users go on in the
-// midst of Drover's work, and must not be late.
+// checkAtChanges calls check at once and after each change, for a few seconds. Users must not notice
+// a change late, since some go on in the middle of Drover's work.
 func (w *World) checkAtChanges(ctx context.Context, check func(map[string]*api.VirtualMachine) error) error {
 	for end := time.Now().Add(5 * time.Second); ; {
 		w.mu.Lock()
@@ -258,7 +258,7 @@ func (w *World) checkAtChanges(ctx context.Context, check func(map[string]*api.V
 		}
 		select {
 		case <-changed:
-		case <-time.After(200 * time.Millisecond): // the check may look at more than objects
+		case <-time.After(200 * time.Millisecond): // check may depend on more than these objects
 		case <-ctx.Done():
 		}
 	}
@@ -317,8 +317,8 @@ func (w *World) UpdateVM(ctx context.Context, name string, change func(*api.Virt
 	return w.waitVersion(ctx, written)
 }
 
-// waitVersion waits until the watch has shown what a user has just written, so that the
-// next check does not see the state before.
+// waitVersion waits until the watch has reported a user's write, so that the next check does
+// not see an older state.
 func (w *World) waitVersion(ctx context.Context, written *api.VirtualMachine) error {
 	return w.WaitFor(ctx, written.Name, func(all map[string]*api.VirtualMachine) error {
 		vm := all[written.Name]
@@ -326,8 +326,8 @@ func (w *World) waitVersion(ctx context.Context, written *api.VirtualMachine) er
 	})
 }
 
-// isSince reports whether a version is that one or a later one. The generation does not tell:
-// it stays where only metadata changes.
+// isSince reports whether vm is the written version or a later one. The generation is not enough,
+// because changes of metadata do not increase it.
 func isSince(vm, written *api.VirtualMachine) bool {
 	seen, err := strconv.ParseUint(vm.ResourceVersion, 10, 64)
 	want, wantErr := strconv.ParseUint(written.ResourceVersion, 10, 64)
@@ -339,7 +339,7 @@ func (w *World) DeleteVM(ctx context.Context, name string) error {
 	return w.virtualMachines().Remove(ctx, name)
 }
 
-// NoteCopy notes that others than Drover have created a server. It is not judged.
+// NoteCopy records that the test has created a server, which is then not judged.
 func (w *World) NoteCopy(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -352,7 +352,7 @@ func (w *World) isCopy(id string) bool {
 	return slices.Contains(w.copies, id)
 }
 
-// NoteRemoval notes that others than Drover are about to remove a server.
+// NoteRemoval records that the test is about to remove a server.
 func (w *World) NoteRemoval(s Server) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -366,7 +366,7 @@ func (w *World) wasRemoved(id string) bool {
 	return ok
 }
 
-// recordRequest records a request of a controller that changes something.
+// recordRequest records a request of a controller if it changes something.
 func (w *World) recordRequest(method, path string) {
 	if method == http.MethodGet || strings.Contains(path, "/leases") {
 		return
@@ -376,7 +376,7 @@ func (w *World) recordRequest(method, path string) {
 	w.writes = append(w.writes, method+" "+path)
 }
 
-// Writes returns the requests so far that changed something, but for those about Leases.
+// Writes returns the requests so far that changed something, except those for Leases.
 func (w *World) Writes() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// disturbDocker disturbs a server like docker rm, stop, pause, update and rename, and like the
-// kernel if memory runs out.
+// disturbDocker disturbs a server as docker rm, stop, pause, update and rename do, and as the
+// kernel does when memory runs out.
 func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbance) error {
 	c, err := framework.OpenDockerClient()
 	if err != nil {
@@ -43,14 +43,14 @@ func disturbDocker(ctx context.Context, w *lab.World, s lab.Server, d Disturbanc
 		return unsupportedError(d)
 	}
 	isEnding := err != nil && strings.Contains(err.Error(), "cannot update a stopped container")
-	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) || isEnding { // as Drover has just left it
+	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) || isEnding { // Drover has just removed or stopped it
 		return ErrNoServer
 	}
 	return err
 }
 
-// copyContainer creates a container with the configuration and the labels of another. undo
-// removes it.
+// copyContainer creates a copy of a container, with its configuration and labels. undo
+// removes the copy.
 func copyContainer(ctx context.Context, w *lab.World, s lab.Server) (undo func() error, err error) {
 	c, err := framework.OpenDockerClient()
 	if err != nil {
@@ -76,7 +76,7 @@ func copyContainer(ctx context.Context, w *lab.World, s lab.Server) (undo func()
 	}, nil
 }
 
-// killContainer kills a container's process. The engine takes that for a crash.
+// killContainer kills a container's process, which the engine reports as a crash.
 func killContainer(ctx context.Context, c *client.Client, id string) error {
 	found, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err != nil {

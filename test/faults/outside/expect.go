@@ -13,31 +13,32 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// restarts is the count in a status, which shows how a server ended.
+// restarts matches the number of restarts in a formatted status.
 var restarts = regexp.MustCompile(` restarts=\d+`)
 
-// Differences returns the differences between the state after a disturbance and the state to
-// which Drover should bring it (O7). Once the disturbance is over, everything but the effects
-// on servers must be as without it.
+// Differences returns the differences between the state after a disturbance and the state of a run
+// without it (rules.AsRequested). Only the effects on servers may differ, as far as the disturbance
+// explains them.
 func (d Disturbance) Differences(got, want lab.State) []string {
 	all := d.comparable(got).Differences(d.comparable(want))
-	names := maps.Clone(want.Effects)
+	names := map[string]lab.Effects{}
+	maps.Copy(names, want.Effects)
 	maps.Copy(names, got.Effects)
 	for name := range names {
 		if e := got.Effects[name]; !d.explains(e, want.Effects[name]) {
-			all = append(all, fmt.Sprintf("%s had %+v after it was %s, and %+v if it is not", name, e, d, want.Effects[name]))
+			all = append(all, fmt.Sprintf("%s, which was %s: the effects are %+v, want %+v", name, d, e, want.Effects[name]))
 		}
 	}
 	return all
 }
 
-// UncountedEnds returns which VirtualMachines were started again more often, or less, than their statuses count, as if an
-// end had been lost or invented. The end of a run that no status had named yet need not be counted.
-func UncountedEnds(got, want lab.State) (all []string) {
+// MiscountedRestarts describes the VirtualMachines whose status reports another number of restarts than
+// there were. A run that no status has ever reported may be missing from the number.
+func MiscountedRestarts(got, want lab.State) (all []string) {
 	for name, status := range got.VMs {
 		counted, runs := countRestarts(status)-countRestarts(want.VMs[name]), got.Effects[name].Runs-want.Effects[name].Runs
 		if counted > runs || counted < runs-got.Unreported[name] {
-			all = append(all, fmt.Sprintf("%s was started %d times more than without a fault, and counts %d", name, runs, counted))
+			all = append(all, fmt.Sprintf("%s was started %d more times than in the run without faults, but its status reports %d more restarts", name, runs, counted))
 		}
 	}
 	return all
@@ -48,48 +49,48 @@ func countRestarts(status string) (count int) {
 	return count
 }
 
-// explains reports whether a disturbance explains other effects.
+// explains reports whether a disturbance explains the difference between got and want.
 //
-//   - A server that was removed is created again, unless it is no longer wanted, and then there
-//     is nothing to delete or to release. It is started as often as it was, or once more.
-//   - A server that has ended is started as often as it was, or once more.
-//   - A supervisor that has ended or is halted is replaced, which has no effect on its server. One in a pod goes on, or
-//     ends with the pod.
-//   - What was done since a backup is done once more after the backup was restored, or was
-//     undone by that: a server that was stopped to be started again runs.
-//   - Nothing else has an effect.
+//   - A removed server is created again or, if it is no longer wanted, need not be deleted or
+//     released any more. It is started as often as without the disturbance, or once more.
+//   - A server that has ended is started as often as without the disturbance, or once more.
+//   - A supervisor that has ended or is halted is replaced, without an effect on its server. The
+//     supervisor in a pod is not replaced: it continues, or ends with the pod.
+//   - After a backup was restored, changes since the backup are made once more, unless restoring
+//     had the same effect: for example, a server that was stopped for a restart runs again.
+//   - Other disturbances have no effect.
 func (d Disturbance) explains(got, want lab.Effects) bool {
 	runs := got.Runs - want.Runs
 	got.Runs = want.Runs
 	switch d {
 	case Removed:
-		again, deletes, releases := got.Creates-want.Creates, want.Deletes-got.Deletes, want.Releases-got.Releases
-		return isOnce(again) && isOnce(runs) && isOnce(deletes) && isOnce(releases) && deletes+releases == 1-again
+		creates, deletes, releases := got.Creates-want.Creates, want.Deletes-got.Deletes, want.Releases-got.Releases
+		return isZeroOrOne(creates) && isZeroOrOne(runs) && isZeroOrOne(deletes) && isZeroOrOne(releases) && deletes+releases == 1-creates
 	case Stopped, Killed, Suspended, BothKilled, ContainerKilled:
-		return isOnce(runs) && got == want
+		return isZeroOrOne(runs) && got == want
 	case Restored:
-		again, undone := got.Creates-want.Creates, got.Deletes+got.Releases-want.Deletes-want.Releases
-		return isOnce(again) && isOnce(undone) && runs >= -1 && runs <= 1
+		creates, deletes := got.Creates-want.Creates, got.Deletes+got.Releases-want.Deletes-want.Releases
+		return isZeroOrOne(creates) && isZeroOrOne(deletes) && runs >= -1 && runs <= 1
 	default:
 		return runs == 0 && got == want
 	}
 }
 
-// endsNothing reports whether no server ends by a disturbance, such as one of a supervisor alone.
-func (d Disturbance) endsNothing() bool {
+// sparesServers reports whether all servers keep running, for example because only a supervisor is disturbed.
+func (d Disturbance) sparesServers() bool {
 	return d == SupervisorKilled || d == SupervisorSuspended || d == SupervisorHalted || d == Halted
 }
 
-// isOnce reports whether there is no difference, or one because something was done once more.
-func isOnce(difference int) bool { return difference == 0 || difference == 1 }
+// isZeroOrOne reports whether something was done as often as wanted, or once more.
+func isZeroOrOne(difference int) bool { return difference == 0 || difference == 1 }
 
-// released matches a server that was released, whose state and configuration stay as others
-// than Drover have left them.
+// released matches a released server. If a disturbance changes the state or the configuration of a
+// released server, Drover does not change them back.
 var released = regexp.MustCompile(`^(\S+) \S* released=true .*`)
 
-// comparable returns a state without what a disturbance may change in it.
+// comparable returns a state without the parts that a disturbance may change.
 func (d Disturbance) comparable(s lab.State) lab.State {
-	if d.endsNothing() {
+	if d.sparesServers() {
 		s.Effects = nil
 		return s
 	}

@@ -10,8 +10,8 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// TestDifferences checks that effects are found that no disturbance explains, also where there
-// are none of a name.
+// TestDifferences checks that effects that the disturbance does not explain are found, also missing
+// effects, and effects on an unexpected VM.
 func TestDifferences(t *testing.T) {
 	want := lab.State{Effects: map[string]lab.Effects{"vm-1": {Creates: 1, Runs: 1}}}
 	for name, test := range map[string]struct {
@@ -31,4 +31,6 @@ func TestDifferences(t *testing.T) {
 		got := test.d.Differences(lab.State{Effects: test.got}, want)
 		assert.True(t, len(got) == test.count, "%s: the differences are %q, want %d", name, got, test.count)
 	}
+	got := Paused.Differences(want, lab.State{})
+	assert.True(t, len(got) == 1, "without wanted effects the differences are %q, want one", got)
 }

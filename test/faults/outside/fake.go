@@ -23,7 +23,7 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// edits change records as docs/drivers.md tells people to. No workload asks for as many CPUs.
+// edits change records in the way that docs/drivers.md describes. No workload uses 250 mCPU.
 var edits = map[Disturbance]func(*fake.Record){
 	Stopped: func(r *fake.Record) { r.State, r.Exit = driver.StateStopped, &fake.Exit{At: time.Now()} },
 	Killed: func(r *fake.Record) {
@@ -33,8 +33,8 @@ var edits = map[Disturbance]func(*fake.Record){
 	Resized: func(r *fake.Record) { r.CPUMilli = 250 },
 }
 
-// disturbFake edits or removes a server's file. The journal gets that too, so that it shows
-// every change of the server.
+// disturbFake edits or removes a server's file. It adds an entry to the journal, so that the
+// journal has every change of the server.
 func disturbFake(w *lab.World, dir, path string, uid types.UID, d Disturbance) error {
 	lock, err := lockServer(dir, uid)
 	if err != nil {
@@ -59,7 +59,7 @@ func disturbFake(w *lab.World, dir, path string, uid types.UID, d Disturbance) e
 		return unsupportedError(d)
 	}
 	if r.State != driver.StateRunning && d != Resized {
-		return ErrNoServer // of a server that is off nothing changes
+		return ErrNoServer // a server that is not running cannot be changed
 	}
 	edit(&r)
 	entry.After = snapshotOf(r)

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package outside disturbs engines and servers in the ways in which people, the engine's
-// host and the engine itself may do that without Drover.
+// Package outside disturbs engines and servers from outside of Drover, as people, the
+// engine's host and the engine itself may do.
 //
 // Start with Disturb. fake.go, docker.go, qemu.go and pod.go disturb the servers of each
 // engine, and expect.go says how Drover should react.
@@ -17,7 +17,7 @@ import (
 	"cloudnative.tw/drover/test/faults/lab"
 )
 
-// Disturbance is a kind of change that others than Drover make.
+// Disturbance is a kind of change that does not come from Drover.
 type Disturbance string
 
 // Values of Disturbance.
@@ -26,7 +26,7 @@ const (
 	Removed Disturbance = "removed"
 	// Stopped means that the server is stopped, and ends with code 0.
 	Stopped Disturbance = "stopped"
-	// Killed means that the server's process is killed, as the kernel does where memory runs out.
+	// Killed means that the server's process is killed, as the kernel does when memory runs out.
 	Killed Disturbance = "killed"
 	// Paused means that the server is paused.
 	Paused Disturbance = "paused"
@@ -38,7 +38,7 @@ const (
 	Suspended Disturbance = "suspended"
 	// SupervisorKilled means that the process that follows the server's QEMU is killed.
 	SupervisorKilled Disturbance = "supervisor killed"
-	// SupervisorSuspended means that the supervisor is halted for a while, and goes on.
+	// SupervisorSuspended means that the supervisor is suspended for a while.
 	SupervisorSuspended Disturbance = "supervisor suspended"
 	// SupervisorHalted means that the supervisor is halted forever.
 	SupervisorHalted Disturbance = "supervisor halted"
@@ -48,35 +48,35 @@ const (
 	Halted Disturbance = "halted"
 	// BothKilled means that the supervisor and its QEMU are killed, so that no process records the end of the run.
 	BothKilled Disturbance = "killed with its supervisor"
-	// Away means that the engine is out of reach for a while.
+	// Away means that the engine is unreachable for a while.
 	Away Disturbance = "away"
-	// Exchanged means that another engine answers in the engine's place for a while.
+	// Exchanged means that another engine answers at the same address for a while.
 	Exchanged Disturbance = "exchanged"
-	// Restored means that the engine gets the state that it had when the workload began, as from a backup.
+	// Restored means that the engine is restored from a backup that was made when the workload began.
 	Restored Disturbance = "restored"
-	// Copied means that for a while there is a second server with all marks of the first one's owner.
+	// Copied means that for a while there is a copy of the server with the same owner.
 	Copied Disturbance = "copied"
-	// Superseded means that the leader is halted, and another one leads for a while.
+	// Superseded means that the leader is halted for a while, until another one leads.
 	Superseded Disturbance = "superseded"
 	// ClockBehind means that from then on the engine's clock is an hour behind.
 	ClockBehind Disturbance = "clock behind"
 )
 
-// lasts is how long a disturbance lasts. QEMU and its supervisor have 5 s for a command. A supervisor is replaced if it
-// is silent for 15 s, as when it is halted forever.
+// lasts is how long a disturbance lasts. A suspension is longer than the 5 s that QEMU and its supervisor have for a
+// command, and shorter than the 15 s after which a silent supervisor is replaced.
 var lasts = map[Disturbance]time.Duration{
 	Suspended: 7 * time.Second, SupervisorSuspended: 7 * time.Second,
 	Away: 300 * time.Millisecond, Exchanged: 300 * time.Millisecond, Copied: time.Second,
 }
 
-// Lasts returns how long the disturbance lasts, unless it is over at once.
+// Lasts returns how long the disturbance lasts, 0 if it is momentary.
 func (d Disturbance) Lasts() time.Duration { return lasts[d] }
 
 // ErrNoServer means that there is nothing to disturb.
 var ErrNoServer = errors.New("there is no server")
 
-// Disturb disturbs an engine, or the server that it has for a VirtualMachine. The caller must
-// call undo, if there is one, once the disturbance has lasted.
+// Disturb disturbs an engine, or the server of a VirtualMachine. If undo is not nil, the caller
+// must call it after d.Lasts().
 func Disturb(ctx context.Context, e lab.Engine, w *lab.World, vm string, d Disturbance) (undo func() error, err error) {
 	if d == Away || d == Exchanged {
 		return e.Outage(ctx, w, d == Exchanged)

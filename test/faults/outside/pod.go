@@ -12,8 +12,8 @@ import (
 )
 
 // disturbPod kills or suspends the QEMU of a pod's machine, or the supervisor, which is the first process of the
-// container. Only the supervisor of the first pod is halted forever. Every workload with that fault ends that pod, so
-// the supervisor is killed once the grace period is over.
+// container. It halts processes forever only in the first pod: every workload with this fault ends the first pod,
+// which kills them after the grace period.
 func disturbPod(e lab.Pod, w *lab.World, s lab.Server, d Disturbance) (undo func() error, err error) {
 	var machines processes = func(uid types.UID) ([]int, error) { return e.Machines(w, uid), nil }
 	switch d {

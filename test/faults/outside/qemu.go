@@ -19,8 +19,8 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// disturbQEMU kills or suspends a machine's QEMU or its supervisor, or removes the machine. The journal gets the
-// removal too, so that it shows every end of a server.
+// disturbQEMU kills or suspends a machine's QEMU or its supervisor, or removes the machine. It adds the removal to the
+// journal, so that the journal has every end of a server.
 func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (undo func() error, err error) {
 	switch d {
 	case Removed:
@@ -46,7 +46,7 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 		return suspend(supervisors, s)
 	case SupervisorHalted:
 		return nil, signal(supervisors, s, syscall.SIGSTOP)
-	case BothKilled: // first the one that would record the end of the other, if there is one
+	case BothKilled: // first the supervisor, if any, which would record the end of QEMU
 		if err := signal(supervisors, s, syscall.SIGKILL); err != nil && !errors.Is(err, ErrNoServer) {
 			return nil, err
 		}
@@ -56,7 +56,7 @@ func disturbQEMU(w *lab.World, dir, path string, s lab.Server, d Disturbance) (u
 	}
 }
 
-// suspend halts processes of a machine until undo is called. Drover may end them meanwhile.
+// suspend halts processes of a machine until undo is called, if Drover does not end them before.
 func suspend(find processes, s lab.Server) (undo func() error, err error) {
 	undo = func() error {
 		if err := signal(find, s, syscall.SIGCONT); !errors.Is(err, ErrNoServer) {
@@ -67,7 +67,7 @@ func suspend(find processes, s lab.Server) (undo func() error, err error) {
 	return undo, signal(find, s, syscall.SIGSTOP)
 }
 
-// processes finds the processes of one kind that a server has.
+// processes returns the PIDs of a server's processes of one kind.
 type processes func(types.UID) ([]int, error)
 
 var (

@@ -23,13 +23,13 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// folderEngine is an engine that is a folder.
+// folderEngine is an engine whose whole state is in a folder.
 type folderEngine interface {
 	lab.Engine
 	Dir(w *lab.World) string
 }
 
-// BackUp makes a backup of an engine, to which Restored returns.
+// BackUp makes the backup of an engine for the disturbance Restored.
 func BackUp(ctx context.Context, e lab.Engine, w *lab.World) error {
 	f, ok := e.(folderEngine)
 	if !ok {
@@ -44,7 +44,7 @@ func BackUp(ctx context.Context, e lab.Engine, w *lab.World) error {
 
 func backupOf(e folderEngine, w *lab.World) string { return e.Dir(w) + "-backup" }
 
-// restore puts the backup in the engine's place, with the servers and epochs that it has.
+// restore replaces the engine's folder by the backup, including its servers and epochs.
 func restore(ctx context.Context, e folderEngine, w *lab.World) error {
 	seen, err := e.Inspect(ctx, w, nil)
 	if err != nil {
@@ -60,17 +60,17 @@ func restore(ctx context.Context, e folderEngine, w *lab.World) error {
 	}
 	switch e := e.(type) {
 	case lab.Fake:
-		had, err := readSnapshots(w, backup)
-		has, hasErr := readSnapshots(w, dir)
-		err = errors.Join(err, hasErr, recordRestore(w, e.Journal(w), had, has))
+		before, err := readSnapshots(w, backup)
+		after, afterErr := readSnapshots(w, dir)
+		err = errors.Join(err, afterErr, recordRestore(w, e.Journal(w), before, after))
 		return errors.Join(err, os.RemoveAll(backup))
-	case lab.QEMU: // it starts no machine while another folder has one of its UID that runs
+	case lab.QEMU: // Drover starts no machine while a machine of the same UID runs in another folder
 		return errors.Join(recordRestore(w, e.Journal(w), idsOf(seen.Servers), idsOf(restored.Servers)), os.RemoveAll(backup))
 	}
 	return nil
 }
 
-// idsOf returns what the journal of the driver qemu has of servers.
+// idsOf returns the servers as the journal of the driver qemu describes them.
 func idsOf(servers []lab.Server) map[types.UID]*journal.Snapshot {
 	all := map[types.UID]*journal.Snapshot{}
 	for _, s := range servers {
@@ -81,24 +81,24 @@ func idsOf(servers []lab.Server) map[types.UID]*journal.Snapshot {
 	return all
 }
 
-// recordRestore adds to the journal what has become of each server.
-func recordRestore(w *lab.World, path string, had, has map[types.UID]*journal.Snapshot) (err error) {
+// recordRestore adds to the journal how the restore has changed each server.
+func recordRestore(w *lab.World, path string, before, after map[types.UID]*journal.Snapshot) (err error) {
 	uids := map[types.UID]bool{}
-	for _, some := range []map[types.UID]*journal.Snapshot{had, has} {
-		for uid := range some {
+	for _, servers := range []map[types.UID]*journal.Snapshot{before, after} {
+		for uid := range servers {
 			uids[uid] = true
 		}
 	}
 	for uid := range uids {
 		entry := journal.Entry{
-			At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(Restored), Action: rules.ActionOutside, Before: had[uid], After: has[uid],
+			At: time.Now(), Cluster: w.ClusterID, UID: uid, Method: string(Restored), Action: rules.ActionOutside, Before: before[uid], After: after[uid],
 		}
 		err = errors.Join(err, appendEntry(path, entry))
 	}
 	return err
 }
 
-// readSnapshots reads the world's servers of the fake driver in a folder.
+// readSnapshots reads the fake driver's servers of a world from a folder.
 func readSnapshots(w *lab.World, dir string) (map[types.UID]*journal.Snapshot, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	all := map[types.UID]*journal.Snapshot{}

@@ -21,21 +21,22 @@ import (
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// maxViolations is after how many the search ends.
+// maxViolations is the number of violations that end the search.
 const maxViolations = 20
 
 // errEnough ends a search.
 var errEnough = errors.New("enough violations were found")
 
-// marksSuffix is added to a folder that a violation has left, for a file with the marks.
+// marksSuffix is appended to the name of a folder with a saved state. The resulting file has the Marks of
+// that state.
 const marksSuffix = ".marks.json"
 
-// checker opens the driver on what power cuts have left. What was reported as done stays, what
-// was begun can be finished, and guests keep what they had written.
+// checker opens the driver on states after power cuts. It checks that finished steps stay done,
+// that the step in progress can be finished, and that guests keep their data.
 type checker struct {
 	*environment
 
-	recording  *Recording // nil where what disks had is not known
+	recording  *Recording // nil in a replay, where the content of disks is not known
 	end        State      // after all changes
 	violations []lab.Violation
 }
@@ -61,18 +62,18 @@ func (c *checker) check(ctx context.Context, s State) error {
 	return nil
 }
 
-// errGuestData is a breach of O9.
-var errGuestData = errors.New("what a guest had synced is lost")
+// errGuestData means that rules.GuestDataKept is broken.
+var errGuestData = errors.New("data that a guest had synced is lost")
 
 // ruleOf returns the rule that was broken.
 func ruleOf(broken error) rules.Rule {
 	if errors.Is(broken, errGuestData) {
-		return rules.O9
+		return rules.GuestDataKept
 	}
-	return rules.O10
+	return rules.Converges
 }
 
-// keepState leaves a state for Replay.
+// keepState writes a state to a folder for Replay.
 func keepState(s State) (string, error) {
 	dir, err := os.MkdirTemp("", "drover-powercut-state-")
 	if err != nil {
@@ -82,8 +83,8 @@ func keepState(s State) (string, error) {
 	return dir, errors.Join(err, s.Write(dir), os.WriteFile(dir+marksSuffix, marks, 0o600))
 }
 
-// checkFolder opens the driver, compares its servers with the steps so far, and finishes what was
-// begun.
+// checkFolder opens the driver, compares its servers with the steps so far, and finishes the step in
+// progress.
 func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) error {
 	w, err := c.inputsIn(dir).open(c.program)
 	if err != nil {
@@ -100,7 +101,7 @@ func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) e
 		return err
 	}
 	done, begun := w.progress(marks)
-	if err := w.checkPlaces(ctx, done, begun); err != nil {
+	if err := w.checkPresence(ctx, done, begun); err != nil {
 		return err
 	}
 	if err := c.checkDisks(w, dir, done, begun); err != nil {
@@ -110,35 +111,35 @@ func (c *checker) checkFolder(ctx context.Context, marks []string, dir string) e
 		if err := w.doStep(ctx, *begun); err != nil {
 			return fmt.Errorf("%s cannot be finished: %w", begun.name, err)
 		}
-		if err := w.checkPlaces(ctx, append(done, *begun), nil); err != nil {
+		if err := w.checkPresence(ctx, append(done, *begun), nil); err != nil {
 			return fmt.Errorf("%s was finished: %w", begun.name, err)
 		}
 	}
 	return c.checkRemoval(ctx, w, dir)
 }
 
-// checkStore checks that images are whole or not there, and there if a server needs them.
+// checkStore checks that images are complete or absent, and not absent if a server needs them.
 func (c *checker) checkStore(w *workload, dir string) error {
 	if c.recording == nil {
 		return nil
 	}
-	_, err := os.Stat(filepath.Join(dir, w.usesStore))
+	_, err := os.Stat(filepath.Join(dir, w.storeUserFile))
 	isNeeded := err == nil
 	for _, path := range c.end.filesIn(w.store) {
 		want, _ := c.end.FileAt(path)
 		have, err := os.ReadFile(filepath.Join(dir, path))
-		switch isThere := err == nil; {
+		switch exists := err == nil; {
 		case w.mayChange(filepath.Base(path)):
-		case isThere && !bytes.Equal(have, want):
-			return fmt.Errorf("%s has %d bytes that are not the %d of the image", path, len(have), len(want))
-		case !isThere && isNeeded:
-			return fmt.Errorf("%w, and a server needs it", err)
+		case exists && !bytes.Equal(have, want):
+			return fmt.Errorf("%s has %d bytes that differ from the %d bytes of the image", path, len(have), len(want))
+		case !exists && isNeeded:
+			return fmt.Errorf("%w, but a server needs it", err)
 		}
 	}
 	return nil
 }
 
-// progress returns the steps that had ended, and the one that had only begun.
+// progress returns the steps that had ended, and the step that had only begun.
 func (w *workload) progress(marks []string) (done []step, begun *step) {
 	for _, s := range w.steps {
 		switch {
@@ -151,37 +152,37 @@ func (w *workload) progress(marks []string) (done []step, begun *step) {
 	return done, begun
 }
 
-// checkPlaces checks where each server is.
-func (w *workload) checkPlaces(ctx context.Context, done []step, begun *step) error {
+// checkPresence checks that each server is there, retained or nowhere, as after its last step.
+func (w *workload) checkPresence(ctx context.Context, done []step, begun *step) error {
 	servers, err := w.list(ctx)
 	if err != nil {
 		return err
 	}
-	found := map[types.UID][]place{}
+	found := map[types.UID][]presence{}
 	for _, s := range servers {
-		at := placeHere
+		at := presenceThere
 		if s.Retained {
-			at = placeRetained
+			at = presenceRetained
 		}
 		found[s.UID] = append(found[s.UID], at)
 	}
 	for uid, spec := range w.specs {
-		want, is := placeNone, placeNone
+		want, got := presenceNone, presenceNone
 		if s := lastStep(uid, done); s != nil {
 			want = s.to
 		}
 		if len(found[uid]) > 0 {
-			is = found[uid][0]
+			got = found[uid][0]
 		}
-		if len(found[uid]) > 1 || is != want && (begun == nil || begun.uid != uid || is != begun.to) {
-			return fmt.Errorf("server %s is %q, and was %s", spec.Name, found[uid], want)
+		if len(found[uid]) > 1 || got != want && (begun == nil || begun.uid != uid || got != begun.to) {
+			return fmt.Errorf("server %s is %q, want %s", spec.Name, found[uid], want)
 		}
 	}
 	return nil
 }
 
-// list lists the servers once nothing is wrong with any: on a busy host a QEMU that was just started may be
-// slow to answer.
+// list lists the servers, again until no server has an error. On a busy host, a QEMU process that was just
+// started may be slow to answer.
 func (w *workload) list(ctx context.Context) ([]driver.Server, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -207,48 +208,48 @@ func lastStep(uid types.UID, done []step) (last *step) {
 	return last
 }
 
-// checkDisks checks that disks have the content that they had after their server's last step.
+// checkDisks checks that disks have the same content as after their server's last step.
 func (c *checker) checkDisks(w *workload, dir string, done []step, begun *step) error {
 	for uid := range w.specs {
 		last := lastStep(uid, done)
-		if c.recording == nil || last == nil || w.specs[uid].Ephemeral || last.to != placeHere || begun != nil && begun.uid == uid && begun.to != placeHere {
+		if c.recording == nil || last == nil || w.specs[uid].Ephemeral || last.to != presenceThere || begun != nil && begun.uid == uid && begun.to != presenceThere {
 			continue
 		}
-		then, _ := c.recording.After("end " + last.name)
+		after, _ := c.recording.After("end " + last.name)
 		for _, disk := range w.disks {
-			want, made := then.FileAt(w.diskPath(uid, disk))
-			if !made {
-				continue // a volume is made at the first start
+			want, exists := after.FileAt(w.diskPath(uid, disk))
+			if !exists {
+				continue // a volume is created at the first start
 			}
 			have, err := os.ReadFile(filepath.Join(dir, w.diskPath(uid, disk)))
 			if err != nil {
 				return fmt.Errorf("after %s: %w", last.name, err)
 			}
 			if begun != nil && begun.uid == uid {
-				have = have[:min(len(have), len(want))] // more may be written by now
+				have = have[:min(len(have), len(want))] // the step in progress may have written more
 			}
 			if !bytes.Equal(have, want) {
-				return fmt.Errorf("after %s %s had %d bytes and now has %d others", last.name, disk, len(want), len(have))
+				return fmt.Errorf("the content of disk %s has changed since step %q: it had %d bytes, and now has %d", disk, last.name, len(want), len(have))
 			}
 		}
 	}
 	return nil
 }
 
-// checkRemoval deletes all servers, of which nothing may be left.
+// checkRemoval deletes all servers and checks that no files are left.
 func (c *checker) checkRemoval(ctx context.Context, w *workload, dir string) error {
 	for uid, spec := range w.specs {
 		if err := w.removeServer(ctx, uid, false); err != nil {
 			return fmt.Errorf("server %s cannot be deleted: %w", spec.Name, err)
 		}
 	}
-	if _, err := c.inputsIn(dir).open(c.program); err != nil { // which also clears up
-		return fmt.Errorf("opened again: %w", err)
+	if _, err := c.inputsIn(dir).open(c.program); err != nil { // opening cleans up too
+		return fmt.Errorf("opening the driver again: %w", err)
 	}
 	for _, name := range w.folders {
 		left, err := filepath.Glob(filepath.Join(dir, name, "*"))
 		if err != nil || len(left) > 0 {
-			return fmt.Errorf("left are %s", strings.Join(left, ", "))
+			return fmt.Errorf("the files %s are left", strings.Join(left, ", "))
 		}
 	}
 	return nil

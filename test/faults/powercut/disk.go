@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// fileID identifies a file or folder, whatever its names. 0 means that there is no file.
+// fileID identifies a file or folder independently of its names. 0 means no file.
 type fileID int
 
 // rootID is the folder that is recorded.
@@ -19,30 +19,32 @@ const rootID fileID = 1
 type opKind int
 
 const (
-	opWrite    opKind = iota // of data
-	opTruncate               // to a size
-	opMode                   // of a file
-	opEntries                // of names, all or none of them
-	opSync                   // of a file's data, or of a folder's names
-	opMark                   // no change, but a place in the workload
+	opWrite    opKind = iota // a write of data
+	opTruncate               // a change of the size
+	opMode                   // a change of the mode
+	opEntries                // an atomic change of names
+	opSync                   // a sync of a file's data, or of a folder's names
+	opMark                   // a mark in the workload, which changes nothing
 )
 
-// op is one change, or what makes earlier ones durable.
+// op is a change, or a sync that makes earlier changes durable.
 type op struct {
 	kind opKind
-	// file is the file that is written to or truncated, or what is synced.
+	// file is the file or folder that is changed or synced.
 	file    fileID
-	offset  int64 // or size, or mode
+	offset  int64       // of a write
+	size    int64       // after a truncation
+	mode    os.FileMode // after a change of it
 	data    []byte
 	entries []entry
-	// isMkdir says that the entry is of a new folder, and target that it is of a new symbolic link.
+	// isMkdir says that the entry is a new folder. target is set if it is a new symbolic link.
 	isMkdir bool
 	target  string
-	// text describes it for people, or is the name of a mark.
+	// text describes the operation in words, or is the name of a mark.
 	text string
 }
 
-// entry is a name in a folder that gets another file, or none.
+// entry is a name in a folder, and its new file, or 0 if the name is removed.
 type entry struct {
 	folder fileID
 	name   string
@@ -75,10 +77,10 @@ type disk struct {
 type fileContent struct {
 	data []byte
 	size int64
-	mode os.FileMode // 0 for that of most files; ModeSymlink for a link, whose target is the data
+	mode os.FileMode // 0 means the default, 0600; ModeSymlink a link with the target in data
 }
 
-// bytes returns all that the file has.
+// bytes returns the whole content.
 func (c fileContent) bytes() []byte {
 	return append(slices.Clip(c.data), make([]byte, c.size-int64(len(c.data)))...)
 }
@@ -93,10 +95,10 @@ func (d *disk) apply(o op) {
 	case opWrite:
 		d.write(o)
 	case opTruncate:
-		d.resize(o.file, o.offset)
+		d.resize(o.file, o.size)
 	case opMode:
 		c := d.files[o.file]
-		c.mode = os.FileMode(o.offset) //nolint:gosec // a mode
+		c.mode = o.mode
 		d.files[o.file] = c
 	case opEntries:
 		for _, e := range o.entries {
@@ -134,7 +136,7 @@ func (d *disk) setEntry(e entry) {
 	folder[e.name] = e.file
 }
 
-// findFile returns the file of a path below the root, or 0.
+// findFile returns the file with a path below the root, or 0.
 func (d *disk) findFile(path string) fileID {
 	at := rootID
 	for name := range strings.SplitSeq(path, "/") {
@@ -145,7 +147,7 @@ func (d *disk) findFile(path string) fileID {
 	return at
 }
 
-// tree returns the contents of files by their paths, and folders, whose paths end with a slash.
+// tree returns the contents of files by their paths. It includes folders, whose paths end with a slash.
 func (d *disk) tree() map[string]fileContent {
 	all := map[string]fileContent{}
 	var add func(folder fileID, path string)

@@ -10,8 +10,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/fake"
 )
 
-// newFakeWorkload creates, runs, releases and deletes simulated servers, which need not
-// survive a power cut.
+// newFakeWorkload returns a workload that creates, runs, releases and deletes simulated
+// servers, which need not survive a power cut.
 func newFakeWorkload(in inputs) (*workload, error) {
 	d, err := fake.New(fake.Options{ClusterID: clusterID, Dir: in.Dir})
 	if err != nil {

@@ -20,18 +20,19 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
 const clusterID = "cluster-1"
 
-// inputsEnv has the inputs of the process that runs a workload, in JSON.
+// inputsEnv is the variable with the inputs, in JSON, for the process that runs a workload.
 const inputsEnv = "DROVER_POWERCUT_INPUTS"
 
-// inputs are the parts from which a workload is made.
+// inputs are the arguments of a workload.
 type inputs struct {
 	// Driver is qemu or fake, and Dir its folder.
 	Driver, Dir string
-	// Image is the file of an image, which URL serves.
+	// Image is the file of an image, which is also served at URL.
 	Image, URL string
 	// Container is a container image, and Kernel the folder of the files that boot it.
 	Container, Kernel string
@@ -45,8 +46,8 @@ func (in inputs) open(program *machine.Program) (*workload, error) {
 	return newQEMUWorkload(in, program)
 }
 
-// RunWorkload runs a workload if Kind has started this process for that, and reports whether
-// it did. A test program calls it first.
+// RunWorkload runs a workload if Kind has started this process to run one, and reports whether
+// it did. A test program must call it first.
 func RunWorkload(ctx context.Context) (ran bool, err error) {
 	text := os.Getenv(inputsEnv)
 	if text == "" {
@@ -63,7 +64,7 @@ func RunWorkload(ctx context.Context) (ran bool, err error) {
 	return true, w.run(ctx)
 }
 
-// sizes say how much is looked at in a size. The folder of the fake driver has few states.
+// sizes has the options for each size.
 var sizes = map[lab.Size]Options{
 	lab.SizeShort:   {Random: 2, Share: 60},
 	lab.SizeDefault: {Random: 2, Share: 5},
@@ -81,7 +82,7 @@ func Kind(driver string) lab.Kind {
 		Explore: func(ctx context.Context, _ *lab.Lab, size lab.Size) (lab.Result, error) {
 			o := sizes[size]
 			if driver == "fake" {
-				o.Share = 1
+				o.Share = 1 // its folder has few states
 			}
 			return explore(ctx, driver, o)
 		},
@@ -91,7 +92,7 @@ func Kind(driver string) lab.Kind {
 	}
 }
 
-// explore records a workload and looks at what power cuts leave.
+// explore records a workload and checks the states after power cuts.
 func explore(ctx context.Context, driver string, o Options) (lab.Result, error) {
 	begin := time.Now()
 	e, err := newEnvironment(ctx, driver)
@@ -110,11 +111,11 @@ func explore(ctx context.Context, driver string, o Options) (lab.Result, error) 
 	}
 	return lab.Result{
 		Points: recording.Len(), Runs: count, Violations: c.violations, Took: time.Since(begin),
-		Notes: []string{fmt.Sprintf("%d changes of the folder, looked at one of %d states", recording.Len(), o.Share)},
+		Notes: []string{fmt.Sprintf("%d changes of the folder, one of %d states checked", recording.Len(), o.Share)},
 	}, err
 }
 
-// replay checks a folder that a violation has left. What its disks had is not known.
+// replay checks a folder that was kept for a violation. It cannot check the content of disks.
 func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
 	e, err := newEnvironment(ctx, driver)
 	if err != nil {
@@ -136,12 +137,12 @@ func replay(ctx context.Context, driver, folder string) (lab.Result, error) {
 	c := &checker{environment: e}
 	r := lab.Result{Points: 1, Runs: 1}
 	if err := c.checkFolder(ctx, marks, dir); err != nil {
-		r.Violations = []lab.Violation{{Case: folder, Rule: "O10", Text: err.Error()}}
+		r.Violations = []lab.Violation{{Case: folder, Rule: rules.Converges, Text: err.Error()}}
 	}
 	return r, nil
 }
 
-// environment is where workloads run and folders are checked.
+// environment has the folder and the servers with which workloads run.
 type environment struct {
 	inputs
 
@@ -170,7 +171,7 @@ func newEnvironment(ctx context.Context, driver string) (*environment, error) {
 	return e, nil
 }
 
-// addImage builds an image and serves it.
+// addImage builds and serves an image.
 func (e *environment) addImage(ctx context.Context) error {
 	images := filepath.Join(e.dir, "images")
 	e.Image = filepath.Join(images, "boot.img")
@@ -190,7 +191,7 @@ func (e *environment) addImage(ctx context.Context) error {
 	if err := e.addContainer(ctx); err != nil {
 		return err
 	}
-	// All drivers share what the first has learned of QEMU, which takes as long as all else.
+	// All drivers share what the first one found out about QEMU, because this takes long.
 	first, err := newQEMUWorkload(e.inputsIn(filepath.Join(e.dir, "first")), nil)
 	if err != nil {
 		return err
@@ -199,7 +200,7 @@ func (e *environment) addImage(ctx context.Context) error {
 	return nil
 }
 
-// addContainer serves a container image, and builds what boots it.
+// addContainer serves a container image, and builds the kernel that boots it.
 func (e *environment) addContainer(ctx context.Context) error {
 	image, err := framework.MakeBusyBoxImage(ctx, v1.Config{})
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// newQEMUWorkload creates, runs, releases and deletes machines, of disks and of a container image.
+// newQEMUWorkload returns a workload that creates, runs, releases and deletes machines of disk images and of a container image.
 func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
 	content, err := framework.ReadMachine()
 	if err != nil {
@@ -40,18 +40,18 @@ func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.Images.Convert = rootfs.ConvertHere // strace does not see what another process writes
+	d.Host.Images.Convert = rootfs.ConvertHere // strace does not see what another process writes
 	if program != nil {
-		d.Program = program
+		d.Host.Program = program
 	}
 	if content, err = os.ReadFile(in.Image); err != nil {
 		return nil, err
 	}
 	disk := func(uid types.UID, name string) string { return filepath.Join(instance.VMsDir, string(uid), name) }
 	w := &workload{
-		driver: d, program: d.Program, specs: map[types.UID]driver.ServerSpec{}, folders: []string{instance.VMsDir, exits.Dir, "tmp", "locks"},
+		driver: d, program: d.Host.Program, specs: map[types.UID]driver.ServerSpec{}, folders: []string{instance.VMsDir, exits.Dir, "tmp", "locks"},
 		disks: []string{instance.RootDiskFile, instance.VolumeFile("data")}, diskPath: disk,
-		store: folder.ImagesDir, usesStore: disk(uidBoxed, instance.RecordFile),
+		store: folder.ImagesDir, storeUserFile: disk(uidBoxed, instance.RecordFile),
 		mayChange: func(name string) bool { return name == "lock" || strings.HasPrefix(name, "ref-") },
 	}
 	for uid, name := range map[types.UID]string{uidKept: "kept", uidFetched: "fetched", uidLast: "last"} {

@@ -13,15 +13,15 @@ import (
 	"strings"
 )
 
-// markPrefix begins what is written to os.DevNull for a mark, which strace records like any change.
+// markPrefix is the prefix of marks, which are written to os.DevNull so that strace records them.
 const markPrefix = "powercut mark: "
 
 // Mark marks a place in a workload.
 func Mark(name string) { _ = os.WriteFile(os.DevNull, []byte(markPrefix+name), 0) }
 
-// Record runs a program and returns what it changed below a folder, which must be empty and in
-// none of whose parents there is a symbolic link. It leaves out what programs that this one
-// starts change, such as QEMU.
+// Record runs a program and returns its changes below a folder. The folder must be empty, and its
+// path must not have symbolic links. The changes of other programs that it starts, such as QEMU,
+// are not recorded.
 func Record(ctx context.Context, folder, program string, args, env []string) (*Recording, error) {
 	trace, err := os.CreateTemp("", "powercut-*.strace")
 	if err != nil {
@@ -49,12 +49,12 @@ type recorder struct {
 	ops    []op
 	disk   *disk // as it is now
 	last   fileID
-	// positions are where the next read or write of a descriptor is.
+	// positions has the file position of each descriptor.
 	positions map[string]int64
 }
 
-// errUnknown is a call that changes files in a way that the model does not have.
-var errUnknown = errors.New("the model of a disk does not have this call")
+// errUnknown means that a call changes files in a way that the model does not support.
+var errUnknown = errors.New("the model of a disk does not support this call")
 
 func (r *recorder) record(c call) error {
 	switch c.name {
@@ -71,7 +71,7 @@ func (r *recorder) record(c call) error {
 	case "mmap":
 		return r.recordMapping(c)
 	case "ioctl":
-		return nil // the terminal's, and FS_IOC_* of none of these programs
+		return nil // recorded programs use ioctl only for terminals
 	}
 	if c.mentions(r.folder) {
 		return errUnknown
@@ -103,7 +103,7 @@ func (r *recorder) resolve(c call, n int) (folder fileID, name string, ok bool) 
 
 func (r *recorder) add(o op) {
 	r.ops = append(r.ops, o)
-	if o.isMkdir {
+	if o.isMkdir { // apply only sets the name
 		r.disk.folders[o.entries[0].file] = map[string]fileID{}
 	}
 	r.disk.apply(o)
@@ -134,55 +134,55 @@ func (r *recorder) open(c call) error {
 	return nil
 }
 
-// recordDescriptor records what a call does to an open file. One that has lost its name does
-// not matter any more.
+// recordDescriptor records a call on an open file. Calls on a removed file change file 0,
+// which is never checked, since it has no name.
 func (r *recorder) recordDescriptor(c call) error {
 	fd, path := c.descriptor(0)
-	short, ok := r.below(path)
+	name, ok := r.below(path)
 	if !ok {
 		if c.name == "write" && path == os.DevNull && strings.HasPrefix(c.text(1), markPrefix) {
 			r.add(op{kind: opMark, text: strings.TrimPrefix(c.text(1), markPrefix)})
 		}
 		return nil
 	}
-	file := r.disk.findFile(short)
+	file := r.disk.findFile(name)
 	switch c.name {
 	case "read":
 		r.positions[fd] += c.result
 	case "lseek":
 		r.positions[fd] = c.result
 	case "write":
-		r.add(op{kind: opWrite, file: file, offset: r.positions[fd], data: []byte(c.text(1))[:c.result], text: fmt.Sprintf("%d bytes of %s", c.result, short)})
+		r.add(op{kind: opWrite, file: file, offset: r.positions[fd], data: []byte(c.text(1))[:c.result], text: fmt.Sprintf("%d bytes of %s", c.result, name)})
 		r.positions[fd] += c.result
 	case "pwrite64":
 		offset, err := c.number(3)
 		if err != nil {
 			return err
 		}
-		r.add(op{kind: opWrite, file: file, offset: offset, data: []byte(c.text(1))[:c.result], text: fmt.Sprintf("%d bytes of %s at %d", c.result, short, offset)})
+		r.add(op{kind: opWrite, file: file, offset: offset, data: []byte(c.text(1))[:c.result], text: fmt.Sprintf("%d bytes of %s at %d", c.result, name, offset)})
 	case "ftruncate":
 		size, err := c.number(1)
 		if err != nil {
 			return err
 		}
-		r.add(op{kind: opTruncate, file: file, offset: size, text: fmt.Sprintf("the size %d of %s", size, short)})
+		r.add(op{kind: opTruncate, file: file, size: size, text: fmt.Sprintf("the size %d of %s", size, name)})
 	case "fallocate":
-		return r.recordRoom(c, file, short)
+		return r.recordAllocation(c, file, name)
 	case "fchmod":
 		mode, err := c.number(1)
 		if err != nil {
 			return err
 		}
-		r.add(op{kind: opMode, file: file, offset: mode, text: fmt.Sprintf("the mode %o of %s", mode, short)})
+		r.add(op{kind: opMode, file: file, mode: os.FileMode(mode), text: fmt.Sprintf("the mode %o of %s", mode, name)}) //nolint:gosec // a mode
 	default:
-		r.add(op{kind: opSync, file: file, text: "sync of " + short})
+		r.add(op{kind: opSync, file: file, text: "sync of " + name})
 	}
 	return nil
 }
 
-// recordRoom records that a file gets or loses room for data. With mode 0 it grows to the end of the room; else its size
-// stays.
-func (r *recorder) recordRoom(c call, file fileID, short string) error {
+// recordAllocation records fallocate. With mode 0 the file grows to the end of the allocated range; with other modes
+// its size stays.
+func (r *recorder) recordAllocation(c call, file fileID, name string) error {
 	offset, err := c.number(2)
 	length, err2 := c.number(3)
 	if err := errors.Join(err, err2); err != nil {
@@ -191,13 +191,13 @@ func (r *recorder) recordRoom(c call, file fileID, short string) error {
 	switch c.args[1] {
 	case "0":
 		size := max(offset+length, r.disk.files[file].size)
-		r.add(op{kind: opTruncate, file: file, offset: size, text: fmt.Sprintf("room up to %d in %s", size, short)})
+		r.add(op{kind: opTruncate, file: file, size: size, text: fmt.Sprintf("room up to %d in %s", size, name)})
 		return nil
 	case "FALLOC_FL_KEEP_SIZE":
 		return nil
 	case "FALLOC_FL_KEEP_SIZE|FALLOC_FL_PUNCH_HOLE":
 		hole := make([]byte, min(length, r.disk.files[file].size-offset))
-		r.add(op{kind: opWrite, file: file, offset: offset, data: hole, text: fmt.Sprintf("a hole of %d bytes in %s at %d", length, short, offset)})
+		r.add(op{kind: opWrite, file: file, offset: offset, data: hole, text: fmt.Sprintf("a hole of %d bytes in %s at %d", length, name, offset)})
 		return nil
 	}
 	return errUnknown
@@ -236,7 +236,7 @@ func (r *recorder) recordName(c call) error {
 	return nil
 }
 
-// recordLink records a symbolic link, whose target is on its disk once its name is.
+// recordLink records a symbolic link. Its target becomes durable together with its name.
 func (r *recorder) recordLink(c call) error {
 	if folder, name, ok := r.resolve(c, 1); ok {
 		r.add(op{kind: opEntries, target: c.text(0), entries: []entry{{folder, name, r.newFile()}}, text: "creation of link " + name})
@@ -244,7 +244,7 @@ func (r *recorder) recordLink(c call) error {
 	return nil
 }
 
-// recordMapping refuses memory through which a file is written.
+// recordMapping rejects shared mappings by which a file can be written.
 func (r *recorder) recordMapping(c call) error {
 	_, path := c.descriptor(4)
 	if _, ok := r.below(path); ok && strings.Contains(c.args[2], "PROT_WRITE") && strings.Contains(c.args[3], "MAP_SHARED") {

@@ -18,18 +18,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// sector is the size in bytes that a disk writes whole or not at all.
+// sector is the number of bytes that a disk writes completely or not at all.
 const sector = 512
 
-// recent is how many of the last changes are lost, or written, one by one. Older ones have had
-// their turn, and files that are never synced would be tried again and again.
+// recent is how many of the last changes are dropped or kept one by one. Older changes were recent
+// in shorter prefixes.
 const recent = 8
 
 // State is a possible state of disks after a power cut.
 type State struct {
 	// Marks are the marks that the workload had passed, in order.
 	Marks []string
-	// Text says how it came about, for people, and Number names it.
+	// Text describes in words how the state came about, and Number identifies the state.
 	Text   string
 	Number int
 
@@ -57,7 +57,7 @@ func (s State) Write(folder string) error {
 	return nil
 }
 
-// FileAt returns the content of a file of the state by its path, and whether it is there.
+// FileAt returns the content of the file with a path, and whether the file exists.
 func (s State) FileAt(path string) ([]byte, bool) {
 	file := s.disk.findFile(path)
 	_, isFolder := s.disk.folders[file]
@@ -88,7 +88,7 @@ func (s State) sum() (sum [32]byte) {
 // Recording has the changes of a workload, in order.
 type Recording struct{ ops []op }
 
-// Len returns how many changes there are, not counting syncs and marks.
+// Len returns the number of changes, not counting syncs and marks.
 func (r *Recording) Len() int {
 	n := 0
 	for _, o := range r.ops {
@@ -99,7 +99,7 @@ func (r *Recording) Len() int {
 	return n
 }
 
-// After returns the state after a mark if the power is not cut.
+// After returns the state at a mark, with all changes before it.
 func (r *Recording) After(mark string) (State, bool) {
 	n := slices.IndexFunc(r.ops, func(o op) bool { return o.kind == opMark && o.text == mark })
 	if n < 0 {
@@ -111,23 +111,23 @@ func (r *Recording) After(mark string) (State, bool) {
 // End returns the state after all changes.
 func (r *Recording) End() State { return r.replay(len(r.ops), choice{text: "all written"}) }
 
-// Options choose states.
+// Options select states.
 type Options struct {
-	// Random is how many random choices of lost and torn writes there are for each prefix.
+	// Random is the number of random choices of dropped and torn writes for each prefix.
 	Random int
-	// Share is 1 for all states, and n for one of n.
+	// Share is n to select one of n states at random, 1 for all.
 	Share int
 	Seed  uint64
 }
 
-// States calls look with each state to look at, every one once: for each prefix of the record
-// all that was not durable is there, none of it is, all but one change, one change alone, and
-// some random choices, of which writes may be torn. It returns how many there were.
+// States calls look once for each selected state and returns their number. For each prefix of the
+// record there are states with all changes that were not durable, without them, with all but one of
+// them, with only one of them, and with random choices in which writes may be torn.
 func (r *Recording) States(o Options, look func(State) error) (int, error) {
 	e := explorer{Options: o, recording: r, random: rand.New(rand.NewPCG(o.Seed, 0)), seen: map[[32]byte]bool{}, look: look} //nolint:gosec // no secret
 	for n := range len(r.ops) + 1 {
 		if n > 0 && r.ops[n-1].kind == opSync {
-			continue // the state after it is among those before the next change
+			continue // its states are among those of the next prefix
 		}
 		if err := e.explorePrefix(n); err != nil {
 			return e.count, err
@@ -146,7 +146,7 @@ type explorer struct {
 	look      func(State) error
 }
 
-// explorePrefix looks at the states that a power cut after n operations may leave.
+// explorePrefix visits the possible states after a power cut after n operations.
 func (e *explorer) explorePrefix(n int) error {
 	loose := e.recording.looseAt(n)
 	choices := []choice{{text: "all written"}, {dropped: sets.New(loose...), text: "nothing written that was not synced"}}
@@ -166,7 +166,7 @@ func (e *explorer) explorePrefix(n int) error {
 	return nil
 }
 
-// choice is which changes are lost.
+// choice says which changes are lost.
 type choice struct {
 	dropped sets.Set[int]
 	// torn is the length of the written part of a change.
@@ -205,7 +205,7 @@ func (e *explorer) visit(n int, c choice) error {
 	return e.look(s)
 }
 
-// looseAt returns the changes among the first n that were not durable then.
+// looseAt returns the changes among the first n operations that were not durable after them.
 func (r *Recording) looseAt(n int) []int {
 	var loose []int
 	for i, o := range r.ops[:n] {
@@ -218,11 +218,11 @@ func (r *Recording) looseAt(n int) []int {
 	return loose
 }
 
-// replay returns the state after n operations without those that a choice drops.
+// replay returns the state after n operations, without the changes that a choice drops.
 func (r *Recording) replay(n int, c choice) State {
 	s := State{disk: newDisk(), Text: fmt.Sprintf("after operation %d, %s", n, c.text)}
 	for i, o := range r.ops[:n] {
-		if o.isMkdir { // also if its name is lost: what is in it may get another name
+		if o.isMkdir { // even if its name is dropped: its files may be renamed to other folders
 			s.disk.folders[o.entries[0].file] = map[string]fileID{}
 		}
 		if length, torn := c.torn[i]; torn {

@@ -25,7 +25,7 @@ const (
 // content is several sectors long.
 var content = bytes.Repeat([]byte("content "), 200)
 
-// writers replace the content of a file, in ways that are more and less careful.
+// writers replace the content of a file, more or less carefully.
 var writers = map[string]func(dir string) error{
 	"in place":           func(dir string) error { return write(filepath.Join(dir, "file"), false) },
 	"synced in place":    func(dir string) error { return write(filepath.Join(dir, "file"), true) },
@@ -90,7 +90,7 @@ func replace(dir string, isFileSynced, isFolderSynced bool) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// TestWriter is the process under strace.
+// TestWriter runs a writer, in a process under strace.
 func TestWriter(t *testing.T) {
 	writer := writers[os.Getenv(writerEnv)]
 	if writer == nil {
@@ -101,8 +101,8 @@ func TestWriter(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// TestStates checks what each writer risks: a file that is empty or torn when its name is
-// there, and a file that is missing when the writer was done.
+// TestStates checks the risks of each writer: a file that exists but is empty or torn, and a file
+// that is missing after the writer has ended.
 func TestStates(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
@@ -129,13 +129,13 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestUnknownCall checks that a change which the model does not have is not passed over.
+// TestUnknownCall checks that a change that the model does not know is an error.
 func TestUnknownCall(t *testing.T) {
 	t.Parallel()
 	assert.ErrorIs(t, "got error", assert.ErrorOf(recordWriter(t, "by its path")), errUnknown)
 }
 
-// TestReadCalls checks which lines of strace are calls, and that an unknown line is not passed over.
+// TestReadCalls checks which lines of strace are calls, and that an unknown line is an error.
 func TestReadCalls(t *testing.T) {
 	t.Parallel()
 	var names []string

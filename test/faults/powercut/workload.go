@@ -23,8 +23,8 @@ const (
 	answerTimeout = 20 * time.Second
 )
 
-// Servers of the workloads: one that is released, one of an image that is fetched, one more, and an
-// ephemeral one of a container image.
+// Servers of the workloads: uidKept is released, uidFetched has an image that is downloaded, and uidBoxed
+// is ephemeral and has a container image.
 const (
 	uidKept    types.UID = "00000000-0000-4000-8000-00000000000a"
 	uidFetched types.UID = "00000000-0000-4000-8000-00000000000b"
@@ -32,20 +32,20 @@ const (
 	uidBoxed   types.UID = "00000000-0000-4000-8000-00000000000d"
 )
 
-// place is where a server is.
-type place string
+// presence says whether a server exists, and in which list.
+type presence string
 
 const (
-	placeNone     place = "nowhere"
-	placeHere     place = "there"
-	placeRetained place = "retained"
+	presenceNone     presence = "nowhere"
+	presenceThere    presence = "there"
+	presenceRetained presence = "retained"
 )
 
-// step is a step of a workload, and where it leaves its server.
+// step is a step of a workload, and the presence of its server afterwards.
 type step struct {
 	name string
 	uid  types.UID
-	to   place
+	to   presence
 	do   func(context.Context) error
 }
 
@@ -54,23 +54,23 @@ type workload struct {
 	driver driver.Driver
 	specs  map[types.UID]driver.ServerSpec
 	steps  []step
-	// folders have nothing in them once all servers are deleted.
+	// folders must be empty once all servers are deleted.
 	folders []string
-	// disks are the files in a server's folder to which guests write; diskPath returns where one is,
-	// below the driver's folder.
+	// disks are the files to which guests write; diskPath returns the path of a disk below the
+	// driver's folder.
 	disks    []string
 	diskPath func(uid types.UID, disk string) string
-	// store is the folder of images, none of which changes but for the files that mayChange tells. All of them are
-	// there if usesStore is.
-	store, usesStore string
-	mayChange        func(name string) bool
+	// store is the folder of images. Its files do not change, except those for which mayChange returns true. While
+	// storeUserFile exists, a server uses the store, and all files of the store must exist.
+	store, storeUserFile string
+	mayChange            func(name string) bool
 	// isVolatile says that the driver promises only to work after a power cut.
 	isVolatile bool
-	// program is the QEMU that the driver starts; nil for the fake driver.
+	// program is the QEMU program that the driver starts; nil for the fake driver.
 	program *machine.Program
 }
 
-// run runs in the process under strace.
+// run runs all steps, in the process under strace.
 func (w *workload) run(ctx context.Context) error {
 	for _, s := range w.steps {
 		Mark("begin " + s.name)
@@ -88,10 +88,10 @@ func (w *workload) doStep(ctx context.Context, s step) error {
 	return s.do(ctx)
 }
 
-// reach returns a step that repeats Ensure until a server is in a state; its image may be
-// fetched first.
+// reach returns a step that repeats Ensure until a server is in a state, which may take
+// several calls while its image is downloaded.
 func (w *workload) reach(name string, uid types.UID, power driver.Power, want driver.State, change func(*driver.ServerSpec)) step {
-	return step{name, uid, placeHere, func(ctx context.Context) error {
+	return step{name, uid, presenceThere, func(ctx context.Context) error {
 		spec := w.specs[uid]
 		spec.Power, spec.StopBy = power, time.Now()
 		if change != nil {
@@ -109,7 +109,7 @@ func (w *workload) reach(name string, uid types.UID, power driver.Power, want dr
 	}}
 }
 
-// mayRetry reports whether something has not answered in time, as QEMU on a busy host.
+// mayRetry reports whether a call timed out, for example because QEMU was slow on a busy host.
 func mayRetry(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
 
 func pause(ctx context.Context) error {
@@ -121,11 +121,11 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// remove returns a step that deletes a server until nothing is left, or releases it.
+// remove returns a step that repeats Delete until a server is deleted or released.
 func (w *workload) remove(name string, uid types.UID, retain bool) step {
-	to := placeNone
+	to := presenceNone
 	if retain {
-		to = placeRetained
+		to = presenceRetained
 	}
 	return step{name, uid, to, func(ctx context.Context) error { return w.removeServer(ctx, uid, retain) }}
 }
@@ -148,9 +148,9 @@ func (w *workload) removeServer(ctx context.Context, uid types.UID, retain bool)
 // guestData is the amount of data that guests write to their disks and flush, in bytes.
 const guestData = 4096
 
-// use returns a step in which a guest writes to a disk at its end, and flushes it.
+// use returns a step that appends data to a disk and syncs it, as a guest does.
 func (w *workload) use(name string, uid types.UID, file string) step {
-	return step{name, uid, placeHere, func(context.Context) error {
+	return step{name, uid, presenceThere, func(context.Context) error {
 		f, err := os.OpenFile(file, os.O_RDWR, 0)
 		if err != nil {
 			return err

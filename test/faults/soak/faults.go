@@ -25,15 +25,15 @@ import (
 const (
 	// maxGap is the longest pause between two faults.
 	maxGap = 2 * time.Second
-	// briefly is the longest time of a fault that no process may end of, and atLength that
-	// of one that may cost a leader its Lease.
-	briefly  = 500 * time.Millisecond
-	atLength = 8 * time.Second
-	// outage is the longest of an engine.
-	outage = 2 * time.Second
-	// badly is how long requests are answered badly, each one with a chance of badShare.
-	badly    = 2 * time.Second
-	badShare = 0.3
+	// shortFault is the longest duration of a fault by which no process may end, and longFault
+	// that of a fault by which a leader may lose its Lease.
+	shortFault = 500 * time.Millisecond
+	longFault  = 8 * time.Second
+	// maxOutage is the longest outage of an engine.
+	maxOutage = 2 * time.Second
+	// badAnswersTime is the longest time with bad answers, which a share badShare of requests get.
+	badAnswersTime = 2 * time.Second
+	badShare       = 0.3
 )
 
 // fault is one kind of fault. It ends when ctx does.
@@ -41,7 +41,7 @@ type fault struct {
 	name string
 	// ends is set if a process may end by it.
 	ends bool
-	// engines have it; none means all.
+	// engines are the engines that have the fault; none means all.
 	engines []string
 	inject  func(ctx context.Context, s *soak, random *rand.Rand) error
 }
@@ -50,10 +50,10 @@ var faults = []fault{
 	{name: "leader killed", ends: true, inject: signalLeader(syscall.SIGKILL)},
 	{name: "leader stopped", ends: true, inject: signalLeader(syscall.SIGTERM)},
 	{name: "standby killed", ends: true, inject: killStandby},
-	{name: "leader halted at length", ends: true, inject: haltLeader(atLength)},
-	{name: "API away at length", ends: true, inject: cutAPI(atLength)},
-	{name: "leader halted", inject: haltLeader(briefly)},
-	{name: "API away", inject: cutAPI(briefly)},
+	{name: "leader halted at length", ends: true, inject: haltLeader(longFault)},
+	{name: "API away at length", ends: true, inject: cutAPI(longFault)},
+	{name: "leader halted", inject: haltLeader(shortFault)},
+	{name: "API away", inject: cutAPI(shortFault)},
 	{name: "bad answers", inject: answerBadly},
 	{name: "engine away", engines: []string{"fake", "docker"}, inject: cutEngine},
 	{name: "QEMU killed", engines: []string{"qemu"}, inject: killMachine},
@@ -61,15 +61,15 @@ var faults = []fault{
 	{name: "supervisor halted", engines: []string{"qemu"}, inject: signalSupervisor(syscall.SIGSTOP)},
 }
 
-// possibleFaults returns those of a phase.
+// possibleFaults returns the faults of a phase.
 func possibleFaults(engine string, mayEnd bool) []fault {
 	return slices.DeleteFunc(slices.Clone(faults), func(f fault) bool {
 		return f.ends && !mayEnd || len(f.engines) > 0 && !slices.Contains(f.engines, engine)
 	})
 }
 
-// startFaults injects one fault after the other until stop is called, which returns once
-// the last is over.
+// startFaults injects one fault after the other until stop is called, which waits for the
+// end of the last one.
 func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	possible := possibleFaults(s.Engine.Name(), s.replicas.mayLose)
@@ -90,11 +90,11 @@ func (s *soak) startFaults(ctx context.Context) (stop func() error) {
 	}
 }
 
-// requestTimeout bounds a look at the Lease.
+// requestTimeout bounds a request for the Lease.
 const requestTimeout = 10 * time.Second
 
-// leading is the leader of the replicas, even if the fault ends meanwhile.
-func (s *soak) leading(ctx context.Context) (leads, stands *fleet.Process, err error) {
+// leading returns the leader and the standby, even if the fault is ended during the call.
+func (s *soak) leading(ctx context.Context) (leader, standby *fleet.Process, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTimeout)
 	defer cancel()
 	return s.replicas.leading(ctx)
@@ -102,23 +102,23 @@ func (s *soak) leading(ctx context.Context) (leads, stands *fleet.Process, err e
 
 func signalLeader(signal syscall.Signal) func(context.Context, *soak, *rand.Rand) error {
 	return func(ctx context.Context, s *soak, _ *rand.Rand) error {
-		leads, _, err := s.leading(ctx)
-		return errors.Join(err, leads.Signal(signal))
+		leader, _, err := s.leading(ctx)
+		return errors.Join(err, leader.Signal(signal))
 	}
 }
 
 func killStandby(ctx context.Context, s *soak, _ *rand.Rand) error {
-	_, stands, err := s.leading(ctx)
-	return errors.Join(err, stands.Signal(syscall.SIGKILL))
+	_, standby, err := s.leading(ctx)
+	return errors.Join(err, standby.Signal(syscall.SIGKILL))
 }
 
 func haltLeader(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error {
 	return func(ctx context.Context, s *soak, random *rand.Rand) error {
-		leads, _, err := s.leading(ctx)
+		leader, _, err := s.leading(ctx)
 		if err != nil {
 			return err
 		}
-		return leads.Halt(ctx, users.UpTo(random, atMost))
+		return leader.Halt(ctx, users.UpTo(random, atMost))
 	}
 }
 
@@ -135,19 +135,19 @@ func cutAPI(atMost time.Duration) func(context.Context, *soak, *rand.Rand) error
 
 func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 	codes := []int{http.StatusConflict, http.StatusTooManyRequests, http.StatusInternalServerError}
-	s.replicas.excuseUntil(time.Now().Add(badly))
-	own := users.NewRandom(random.Uint64(), 0) // requests are answered at the same time
+	s.replicas.excuseUntil(time.Now().Add(badAnswersTime))
+	answers := users.NewRandom(random.Uint64(), 0) // separate, because requests are concurrent
 	back := s.world.AnswerBadly(func(method string) int {
-		if own.Float64() >= badShare {
+		if answers.Float64() >= badShare {
 			return 0
 		}
-		code := codes[own.IntN(len(codes))]
+		code := codes[answers.IntN(len(codes))]
 		if code == http.StatusConflict && method == http.MethodGet {
 			return http.StatusInternalServerError
 		}
 		return code
 	})
-	framework.Sleep(ctx, users.UpTo(random, badly))
+	framework.Sleep(ctx, users.UpTo(random, badAnswersTime))
 	back()
 	s.replicas.excuseUntil(time.Now())
 	return nil
@@ -155,14 +155,14 @@ func answerBadly(ctx context.Context, s *soak, random *rand.Rand) error {
 
 func cutEngine(ctx context.Context, s *soak, random *rand.Rand) error {
 	back, err := s.Engine.Outage(ctx, s.world, false)
-	framework.Sleep(ctx, users.UpTo(random, outage))
+	framework.Sleep(ctx, users.UpTo(random, maxOutage))
 	if back == nil {
 		return err
 	}
 	return errors.Join(err, back())
 }
 
-// killMachine kills the QEMU of any VirtualMachine that has one.
+// killMachine kills the QEMU of a random VirtualMachine, if there is one.
 func killMachine(_ context.Context, s *soak, random *rand.Rand) error {
 	name, pid, err := s.chooseProcess(random, processlog.Processes)
 	if err != nil || pid == 0 {
@@ -172,7 +172,7 @@ func killMachine(_ context.Context, s *soak, random *rand.Rand) error {
 	return signalIfThere(pid, syscall.SIGKILL)
 }
 
-// signalSupervisor kills the supervisor of any machine, or halts it without an end, which ends nothing.
+// signalSupervisor kills or halts the supervisor of a random machine, which does not end the machine.
 func signalSupervisor(signal syscall.Signal) func(context.Context, *soak, *rand.Rand) error {
 	return func(_ context.Context, s *soak, random *rand.Rand) error {
 		_, pid, err := s.chooseProcess(random, processlog.Supervisors)
@@ -183,7 +183,7 @@ func signalSupervisor(signal syscall.Signal) func(context.Context, *soak, *rand.
 	}
 }
 
-// chooseProcess returns a process of some VirtualMachine, 0 for none.
+// chooseProcess returns a process of a random VirtualMachine, or PID 0 for none.
 func (s *soak) chooseProcess(random *rand.Rand, find func(types.UID) ([]int, error)) (name string, pid int, err error) {
 	existing := s.world.Existing()
 	for _, name := range slices.Sorted(maps.Keys(existing)) {
@@ -205,7 +205,6 @@ func signalIfThere(pid int, signal syscall.Signal) error {
 	return nil
 }
 
-// count counts a fault.
 func (s *soak) count(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +212,7 @@ func (s *soak) count(name string) {
 	s.injected++
 }
 
-// allowStart allows one more start of a server, which the killed one needs.
+// allowStart allows one more start of a server because it was killed.
 func (s *soak) allowStart(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

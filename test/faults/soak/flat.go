@@ -8,34 +8,35 @@ import (
 	"slices"
 
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// minRests is how often a process must have been at rest to show what it leaks.
+// minRests is how many samples of a process are needed to show a leak.
 const minRests = 8
 
-// historyFull is after how many lifecycles a leader has as many decisions in memory as it ever
-// will. Until then its heap grows with each.
+// historyFull is the number of lifecycles after which a leader's history of decisions is full.
+// Until then its heap grows with each lifecycle.
 const historyFull = 1000
 
-// limits say by how much what a process needs late may exceed what it needed early, by a
-// share of it and by a number, and how many lifecycles are left out before. What is not listed
-// is only drawn.
+// limits say how much a process may need late in its life: what it needed early, plus a share
+// of this, plus a number. Both are measured after the first skip lifecycles. Fields without
+// limits are not checked.
 var limits = map[string]struct {
 	share, number float64
 	skip          int
 }{
-	// Garbage was collected, so this counts reachable memory only.
+	// Garbage was just collected, so this is only reachable memory.
 	"heap": {0.10, 256 << 10, historyFull},
-	// This depends on when garbage was collected before.
+	// This depends on earlier garbage collections.
 	"resident":    {0.25, 0, historyFull},
 	"goroutines":  {0, 5, 0},
 	"descriptors": {0, 5, 0},
 }
 
-// checkFlat compares what each process that was at rest often enough needed early and late,
-// always at rest. It leaves out the first quarter of its life, in which caches fill; early
-// is the least of the second quarter, and late that of the last. A leak raises the least, and
-// a connection that happens to be open does not.
+// checkFlat compares what each process needed early and late in its life, by samples at rest. It
+// ignores the first quarter, in which caches fill. Early is the minimum of the second quarter,
+// and late that of the last: a leak raises the minimum, but a connection that happens to be open
+// does not. Processes with too few samples are ignored.
 func checkFlat(all []sample) (broken []lab.Violation, notes []string) {
 	byPID := map[int][]sample{}
 	for _, s := range all {
@@ -54,14 +55,14 @@ func checkFlat(all []sample) (broken []lab.Violation, notes []string) {
 				life[n/4].done, life[n/2-1].done, early, life[n-n/4].done, life[n-1].done, late)
 			notes = append(notes, text)
 			if late > early*(1+limit.share)+limit.number {
-				broken = append(broken, lab.Violation{Rule: "O13", Text: "a process needs more and more: " + text})
+				broken = append(broken, lab.Violation{Rule: rules.NoGrowth, Text: "a process needs more and more: " + text})
 			}
 		}
 	}
 	return broken, notes
 }
 
-// least returns the least of one need.
+// least returns the minimum of a field.
 func least(all []sample, need int) float64 {
 	lowest := all[0].needs[need]
 	for _, s := range all {

@@ -11,13 +11,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// TestCheckFlat checks that growth with every round is found, and growth at first or
-// for once is not.
+// TestCheckFlat checks that growth in every round is reported, and growth only at first or only
+// once is not.
 func TestCheckFlat(t *testing.T) {
 	const heap, descriptors = 10 << 20, 30
 	for name, c := range map[string]struct {
 		needs func(round int) needs
-		want  string // what is found
+		want  string // name of the growing value
 	}{
 		"flat":                {func(n int) needs { return needs{60 << 20, heap, 100, descriptors + float64(n%3)} }, ""},
 		"caches fill":         {func(n int) needs { return needs{60 << 20, heap + 2e6*float64(min(n, 5)), 100, descriptors} }, ""},
@@ -30,7 +30,7 @@ func TestCheckFlat(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var all []sample
-			for n := range 30 { // of which 20 are after the history is full
+			for n := range 30 { // in the last 20 the history is full
 				pid := 1
 				if strings.HasPrefix(name, "too short") {
 					pid = n / 7
@@ -42,13 +42,13 @@ func TestCheckFlat(t *testing.T) {
 			case c.want == "" && len(broken) > 0:
 				t.Errorf("got %v, want nothing", broken)
 			case c.want != "" && (len(broken) != 1 || !strings.Contains(broken[0].Text, c.want)):
-				t.Errorf("got %v, want one about %s", broken, c.want)
+				t.Errorf("got %v, want a violation about %s", broken, c.want)
 			}
 		})
 	}
 }
 
-// TestNeedsOf checks that a process without a metric does not count as one without needs.
+// TestNeedsOf checks that a missing metric is an error and not zero.
 func TestNeedsOf(t *testing.T) {
 	var page string
 	for _, f := range fields {

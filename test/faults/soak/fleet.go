@@ -22,15 +22,15 @@ import (
 const (
 	// restartDelay is the time from the end of a process to the start of the next one.
 	restartDelay = 200 * time.Millisecond
-	// excusedFor is how long after a fault of the API a process may end because of it: at its
-	// start it needs answers.
+	// excusedFor is how long after a fault of the API a process may end because of it: a starting
+	// process needs answers.
 	excusedFor = time.Minute
 )
 
-// longLease is not lost, even on a machine with much else to do.
+// longLease is so long that it is not lost even on a busy host.
 var longLease = []string{"--leader-elect-lease-duration=180s", "--leader-elect-renew-deadline=120s"}
 
-// shortLease lets a standby take over soon. On a busy machine its leader may lose it.
+// shortLease lets a standby take over soon. On a busy host the leader may lose it.
 var shortLease = []string{
 	"--leader-elect-lease-duration=5s", "--leader-elect-renew-deadline=2s",
 	"--leader-elect-retry-period=500ms",
@@ -40,20 +40,20 @@ var shortLease = []string{
 type replicas struct {
 	*fleet.Fleet
 	world *lab.World
-	// broken is called when a process has ended by itself. Nothing has to be waited for then.
+	// broken is called when a process has ended by itself, and ends the soak.
 	broken  func()
-	mayLose bool // the Lease
+	mayLose bool // whether leaders may lose the Lease
 
 	mu      sync.Mutex
-	lost    int       // how many processes have lost the Lease
-	excused int       // how many others have ended without the API
+	lost    int       // processes that lost the Lease
+	excused int       // other processes that ended because the API was unreachable
 	apiBack time.Time // when the API server could be reached again
 }
 
 // names are the names of the replicas, in the order of their files.
 var names = []string{"replica-0", "replica-1"}
 
-// startReplicas starts two replicas, which may lose the Lease or not.
+// startReplicas starts two replicas. mayLose says whether they may lose the Lease.
 func startReplicas(w *lab.World, e lab.Engine, mayLose bool, broken func()) (*replicas, error) {
 	r := &replicas{world: w, mayLose: mayLose, broken: broken}
 	lease := longLease
@@ -79,7 +79,7 @@ func startReplicas(w *lab.World, e lab.Engine, mayLose bool, broken func()) (*re
 	return r, nil
 }
 
-// awaitStart waits until all replicas run: a process that starts without the API ends.
+// awaitStart waits until all replicas run: a process that cannot reach the API at its start ends.
 func (r *replicas) awaitStart(ctx context.Context) error {
 	return assert.Poll(ctx, "all replicas run", func() (err error) {
 		for _, name := range names {
@@ -101,7 +101,7 @@ func (r *replicas) get(ctx context.Context, name, path string) ([]byte, error) {
 	return p.Get(ctx, path)
 }
 
-// judgeEnd notes whether something has ended a process.
+// judgeEnd records a failure if a process has ended without a known cause.
 func (r *replicas) judgeEnd(p *fleet.Process) (again bool) {
 	text, err, signal := p.Output(), p.Wait(context.Background()), p.EndedBy()
 	r.mu.Lock()
@@ -119,16 +119,16 @@ func (r *replicas) judgeEnd(p *fleet.Process) (again bool) {
 	return true
 }
 
-// excuseUntil lets processes end that cannot reach the API server.
+// excuseUntil allows processes to end because they cannot reach the API server until a time, and excusedFor after it.
 func (r *replicas) excuseUntil(back time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.apiBack = back
 }
 
-// leading returns the process of the replica that has the Lease, and the other one. They are nil
-// while they do not run.
-func (r *replicas) leading(ctx context.Context) (leads, stands *fleet.Process, err error) {
+// leading returns the process of the replica that holds the Lease, and the other process. A process
+// that does not run is nil.
+func (r *replicas) leading(ctx context.Context) (leader, standby *fleet.Process, err error) {
 	name, _, err := r.world.Lease().Holder(ctx)
 	running := r.Running()
 	if name == names[1] {
@@ -137,10 +137,10 @@ func (r *replicas) leading(ctx context.Context) (leads, stands *fleet.Process, e
 	return running[names[0]], running[names[1]], err
 }
 
-// end stops both, which release the Lease.
+// end stops both replicas by SIGTERM, so that the leader releases the Lease.
 func (r *replicas) end() { r.Stop(syscall.SIGTERM) }
 
-// evidence returns what is to be judged, and keeps it.
+// evidence returns the evidence so far.
 func (r *replicas) evidence(e lab.Engine) lab.Evidence {
 	return lab.Evidence{
 		Engine: e, Processes: r.Processes(), Output: r.Output(), Failures: r.Failures(),

@@ -17,18 +17,19 @@ import (
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/faults/lab"
 	"cloudnative.tw/drover/test/framework"
+	"cloudnative.tw/drover/test/framework/rules"
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-// What users do, as shares of the lifecycles or of the requests.
+// How often users act, and for how long.
 const (
-	hastyShare     = 0.1 // are deleted while they are created
-	retainShare    = 0.1 // leave their servers
-	impatientShare = 0.2 // requests that are not waited for
+	hastyShare     = 0.1 // of lifecycles: deleted while they are created
+	retainShare    = 0.1 // of lifecycles: deleted with deletionPolicy Retain
+	impatientShare = 0.2 // of requests: the user does not wait for completion
 	// maxChanges is the most requests between creation and deletion.
 	maxChanges = 4
-	// haste is the longest time that an impatient user waits.
-	haste = 300 * time.Millisecond
+	// maxImpatientDelay is the longest time until the next request of a user who does not wait.
+	maxImpatientDelay = 300 * time.Millisecond
 )
 
 // lifecycle is a VirtualMachine from its creation to its end.
@@ -38,10 +39,10 @@ type lifecycle struct {
 	hasty, retain bool
 	action        api.Action
 	restarts      int64
-	// atLeast and atMost are how often the server is to be started. They differ where a
-	// request was not waited for.
+	// atLeast and atMost are how often the server should be started. They differ if a user did
+	// not wait for a request.
 	atLeast, atMost int
-	// settled is set if the last request was waited for, and ready once it ever was Ready.
+	// settled is set if the last request is complete, and ready once the VirtualMachine was ever Ready.
 	settled, ready bool
 }
 
@@ -78,19 +79,19 @@ func (l *lifecycle) live(ctx context.Context, s *soak) error {
 	return nil
 }
 
-// hurry waits for nothing, until Drover has seen the VirtualMachine, or for a moment.
+// hurry waits until Drover has added its finalizer, or for a random time, or not at all.
 func (l *lifecycle) hurry(ctx context.Context, s *soak) error {
 	switch l.random.IntN(3) {
 	case 0:
 		return s.world.WaitVM(ctx, l.name, hasFinalizer)
 	case 1:
-		framework.Sleep(ctx, users.UpTo(l.random, haste))
+		framework.Sleep(ctx, users.UpTo(l.random, maxImpatientDelay))
 	}
 	return nil
 }
 
 func hasFinalizer(vm *api.VirtualMachine) error {
-	return assert.ErrorUnless(slices.Contains(vm.Finalizers, api.FinalizerServer), "it has no finalizer")
+	return assert.ErrorUnless(slices.Contains(vm.Finalizers, api.FinalizerServer), "it lacks the finalizer")
 }
 
 func isApplied(vm *api.VirtualMachine) error {
@@ -100,13 +101,13 @@ func isApplied(vm *api.VirtualMachine) error {
 // request is something that a user may request of a server.
 type request struct {
 	name string
-	// starts is how often it starts a server, and patient says that it must be waited for.
+	// starts is how often the request starts a server. patient says that the user must wait for it.
 	starts  int
 	patient bool
 	change  func(l *lifecycle, e lab.Engine, vm *api.VirtualMachine)
 }
 
-// requests are the requests that make sense after the last one.
+// requests are the requests that make sense after each action.
 var requests = map[api.Action][]request{
 	api.ActionActive:  {act(api.ActionStopped, 0), act(api.ActionPaused, 0), restart, resize, replace},
 	api.ActionStopped: {act(api.ActionActive, 1), act(api.ActionActive, 1), resize, replace},
@@ -126,15 +127,15 @@ var (
 		vm.Spec.RestartedAt = new(metav1.Unix(l.restarts, 0))
 	}}
 	resize = request{"resize", 0, false, func(_ *lifecycle, e lab.Engine, vm *api.VirtualMachine) { e.Resize(vm) }}
-	// replace does what kubectl replace does with a manifest that has neither finalizer nor
-	// binding. Whoever then deletes it at once leaves its server to the orphan sweep.
+	// replace does what kubectl replace does with a manifest without finalizer and binding. It is
+	// patient, because a deletion right after it would leave the server to the orphan sweep.
 	replace = request{"replace", 0, true, func(_ *lifecycle, e lab.Engine, vm *api.VirtualMachine) {
 		vm.Finalizers, vm.Annotations = nil, nil
 		e.Resize(vm)
 	}}
 )
 
-// change requests something, and waits most of the time until it is done.
+// change makes a random request, and mostly waits until it is complete.
 func (l *lifecycle) change(ctx context.Context, s *soak) error {
 	possible := requests[l.action]
 	r := possible[l.random.IntN(len(possible))]
@@ -145,7 +146,7 @@ func (l *lifecycle) change(ctx context.Context, s *soak) error {
 	wasSettled := l.settled
 	l.settled = r.patient || l.random.Float64() >= impatientShare
 	if !l.settled {
-		framework.Sleep(ctx, users.UpTo(l.random, haste))
+		framework.Sleep(ctx, users.UpTo(l.random, maxImpatientDelay))
 		return nil
 	}
 	if wasSettled {
@@ -154,7 +155,7 @@ func (l *lifecycle) change(ctx context.Context, s *soak) error {
 	return s.world.WaitVM(ctx, l.name, isApplied)
 }
 
-// awaitState waits until the last request is done.
+// awaitState waits until the last request is complete.
 func (l *lifecycle) awaitState(ctx context.Context, s *soak) error {
 	if l.hasty {
 		l.atLeast, l.ready = 1, true
@@ -170,17 +171,17 @@ func (l *lifecycle) end(ctx context.Context, s *soak) error {
 	return s.world.WaitGone(ctx, l.name)
 }
 
-// check compares the actions on the servers of the name with the requests.
+// check compares the effects on the VirtualMachine's servers with the requests.
 func (l *lifecycle) check(e lab.Effects, killed int) []lab.Violation {
 	switch {
 	case e.Creates > 1 || e.Creates == 0 && l.ready:
-		return []lab.Violation{{Rule: "O3", Text: fmt.Sprintf("%s had %d servers", l.name, e.Creates)}}
+		return []lab.Violation{{Rule: rules.OneServer, Text: fmt.Sprintf("%s had %d servers", l.name, e.Creates)}}
 	case e.Deletes+e.Releases != e.Creates:
-		return []lab.Violation{{Rule: "O2", Text: fmt.Sprintf("of %s %+v", l.name, e)}}
+		return []lab.Violation{{Rule: rules.NoOrphans, Text: fmt.Sprintf("%s did not lose each server once: %+v", l.name, e)}}
 	case l.retain && e.Deletes > 0, !l.retain && e.Releases > 0:
-		return []lab.Violation{{Rule: "O7", Text: fmt.Sprintf("%s, retain %v, had %+v", l.name, l.retain, e)}}
+		return []lab.Violation{{Rule: rules.AsRequested, Text: fmt.Sprintf("%s, retain %v, had %+v", l.name, l.retain, e)}}
 	case e.Runs < l.atLeast || e.Runs > l.atMost+killed:
-		return []lab.Violation{{Rule: "O7", Text: fmt.Sprintf("%s was started %d times, want %d to %d", l.name, e.Runs, l.atLeast, l.atMost+killed)}}
+		return []lab.Violation{{Rule: rules.AsRequested, Text: fmt.Sprintf("%s was started %d times, want %d to %d", l.name, e.Runs, l.atLeast, l.atMost+killed)}}
 	}
 	return nil
 }

@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"cloudnative.tw/drover/test/faults/lab"
+	"cloudnative.tw/drover/test/framework/rules"
 )
 
-// defaultRest is Settings.Rest unless that is set.
+// defaultRest is the default of Settings.Rest.
 const defaultRest = 15 * time.Second
 
-// round runs lifecycles, many at a time. It judges them twice: while some exist, and when
-// all are gone.
+// round runs lifecycles, many at a time. It checks the rules twice: while some VirtualMachines
+// exist, and when all are gone.
 func (s *soak) round(ctx context.Context, count int) error {
 	var all []*lifecycle
 	for range count {
@@ -52,8 +53,8 @@ func (s *soak) round(ctx context.Context, count int) error {
 	return s.explain(err)
 }
 
-// liveAll runs lifecycles, as many at a time as the settings say. The last of each worker
-// are not deleted but returned.
+// liveAll runs lifecycles, as many at a time as the settings say. It returns the last lifecycle of
+// each worker, whose VirtualMachine still exists.
 func (s *soak) liveAll(ctx context.Context, all []*lifecycle) ([]*lifecycle, error) {
 	next := make(chan *lifecycle, len(all))
 	for _, l := range all {
@@ -76,16 +77,16 @@ func (s *soak) liveAll(ctx context.Context, all []*lifecycle) ([]*lifecycle, err
 		}
 		return nil
 	})
-	var rest []*lifecycle
+	var remaining []*lifecycle
 	for _, l := range held {
 		if l != nil {
-			rest = append(rest, l)
+			remaining = append(remaining, l)
 		}
 	}
-	return rest, err
+	return remaining, err
 }
 
-// each does something for lifecycles at the same time.
+// each calls do for all lifecycles concurrently.
 func (s *soak) each(all []*lifecycle, do func(*lifecycle) error) error {
 	return inParallel(all, func(_ int, l *lifecycle) error { return do(l) })
 }
@@ -93,14 +94,14 @@ func (s *soak) each(all []*lifecycle, do func(*lifecycle) error) error {
 func inParallel[T any](all []T, do func(n int, item T) error) error {
 	errs := make([]error, len(all))
 	var running sync.WaitGroup
-	for n, of := range all {
-		running.Go(func() { errs[n] = do(n, of) })
+	for n, item := range all {
+		running.Go(func() { errs[n] = do(n, item) })
 	}
 	running.Wait()
 	return errors.Join(errs...)
 }
 
-// checkLifecycles waits until all rules hold. The lifecycles are those that have ended.
+// checkLifecycles waits until no rule is broken, including those about the lifecycles that have ended.
 func (s *soak) checkLifecycles(ctx context.Context, ended []*lifecycle) error {
 	broken, err := lab.Settle(ctx, func() ([]lab.Violation, error) {
 		state, broken, err := s.world.JudgeEvidence(ctx, s.replicas.evidence(s.Engine))
@@ -121,9 +122,9 @@ func (s *soak) kills(name string) int {
 	return s.killed[name]
 }
 
-// rest waits until nothing is written any more, and measures what the processes need then.
-// An event that the API server did not take is sent again after 10 s, so there may be writes
-// for some time.
+// rest waits until nothing more is written, which may take some time, since client-go sends an
+// event again 10 s after the API server did not accept it. Then it takes a sample of each
+// process and drops the history.
 func (s *soak) rest(ctx context.Context) error {
 	if left := s.world.Existing(); len(left) > 0 {
 		return fmt.Errorf("%d VirtualMachines are left", len(left))
@@ -132,10 +133,10 @@ func (s *soak) rest(ctx context.Context) error {
 		return err
 	}
 	s.world.CloseIdle()
-	if err := s.log.awaitIdle(ctx, s); err != nil {
+	if err := s.log.takeSamples(ctx, s); err != nil {
 		return err
 	}
-	if qemu, ok := s.Engine.(lab.QEMU); ok { // released machines need memory and CPU
+	if qemu, ok := s.Engine.(lab.QEMU); ok { // released servers would use memory and CPU
 		if err := qemu.EndReleased(ctx, s.world); err != nil {
 			return err
 		}
@@ -144,7 +145,7 @@ func (s *soak) rest(ctx context.Context) error {
 	return s.world.Forget(ctx)
 }
 
-// explain makes violations of states that were not reached, and leaves the logs.
+// explain turns an error about a state that was not reached into a violation, and writes the logs.
 func (s *soak) explain(err error) error {
 	if v := lab.ViolationOf(err); v != nil {
 		s.result.Violations, err = append(s.result.Violations, *v), errBroken
@@ -155,7 +156,7 @@ func (s *soak) explain(err error) error {
 	seen := s.replicas.evidence(s.Engine)
 	if errors.Is(err, context.Canceled) {
 		for _, text := range seen.Failures {
-			s.result.Violations, err = append(s.result.Violations, lab.Violation{Rule: "O10", Text: "a process ended by itself: " + text}), errBroken
+			s.result.Violations, err = append(s.result.Violations, lab.Violation{Rule: rules.Converges, Text: "a process ended by itself: " + text}), errBroken
 		}
 	}
 	if dir := os.Getenv(lab.KeepEnv); dir != "" {

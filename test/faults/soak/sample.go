@@ -13,13 +13,13 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// scrapeTimeout bounds a look at a process.
+// scrapeTimeout bounds a request to a process.
 const scrapeTimeout = 30 * time.Second
 
 // needs are the resources that a process needs, in the order of fields.
 type needs [4]float64
 
-// fields are the names of needs, and those in the metrics of a process.
+// fields has the name of each of needs, and the name of its metric.
 var fields = [len(needs{})]struct{ name, metric string }{
 	{"resident", "process_resident_memory_bytes"},
 	{"heap", "go_memstats_heap_alloc_bytes"},
@@ -27,18 +27,18 @@ var fields = [len(needs{})]struct{ name, metric string }{
 	{"descriptors", "process_open_fds"},
 }
 
-// sample is a look at a process at rest: no VirtualMachine exists, and garbage was just collected.
+// sample has the resources of a process at rest: no VirtualMachine exists, and garbage was just collected.
 type sample struct {
 	replica string
 	pid     int
-	done    int // lifecycles
+	done    int // lifecycles so far
 	needs   needs
 }
 
-// samples are all looks so far.
+// samples has all samples so far.
 type samples struct {
 	mu   sync.Mutex
-	done int // lifecycles
+	done int // lifecycles so far
 	all  []sample
 }
 
@@ -48,8 +48,8 @@ func (s *samples) addDone() {
 	s.done++
 }
 
-// awaitIdle takes a sample of each process after garbage was collected.
-func (s *samples) awaitIdle(ctx context.Context, running *soak) error {
+// takeSamples takes a sample of each process, and waits for one that starts again.
+func (s *samples) takeSamples(ctx context.Context, running *soak) error {
 	for _, name := range names {
 		err := s.takeSample(ctx, running, name)
 		if err != nil && running.replicas.mayLose {
@@ -67,7 +67,7 @@ func (s *samples) takeSample(ctx context.Context, running *soak, name string) er
 	if p := running.replicas.Running()[name]; p != nil {
 		taken.pid = p.PID()
 	}
-	for range 2 { // what has a finalizer goes with the second collection
+	for range 2 { // objects with a finalizer are freed by the second collection
 		if _, err := running.replicas.get(ctx, name, "/debug/pprof/heap?gc=1"); err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func (s *samples) takeSample(ctx context.Context, running *soak, name string) er
 	return nil
 }
 
-// needsOf reads them in a page of metrics, which has all of them.
+// needsOf reads the needs of a process from its metrics.
 func needsOf(page framework.Metrics) (n needs, err error) {
 	for i, f := range fields {
 		if n[i] = page.Sum(f.metric); n[i] == 0 {

@@ -1,13 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package soak runs thousands of VirtualMachines through their lives, many at a time, in
-// one world with two replicas, while faults that a seed chooses occur. All rules must hold
-// in the end of each round, and a process that lives on must not need more than before.
+// Package soak runs the lifecycles of thousands of VirtualMachines, many at a time, in one
+// world with two replicas, while random faults from a seed occur. All rules must be kept at the
+// end of each round, and a long-running process must not need more and more resources.
 //
-// Start with Kind. round.go has the round that takes place again and again; lifecycle.go is a
-// VirtualMachine's life; faults.go has the faults, fleet.go the replicas; sample.go reads
-// what processes need, and flat.go says what is too much.
+// Start with Kind. round.go runs a round of lifecycles; lifecycle.go is the life of a
+// VirtualMachine; faults.go has the faults and fleet.go the replicas; sample.go measures what
+// processes need, and flat.go checks that it does not grow.
 package soak
 
 import (
@@ -27,20 +27,20 @@ import (
 	"cloudnative.tw/drover/test/framework/users"
 )
 
-var lifecyclesFlag = flag.Int("lifecycles", 0, "how many lifecycles a soak has; 0: as many as its size says")
+var lifecyclesFlag = flag.Int("lifecycles", 0, "the number of lifecycles of a soak; 0 means the default of its size")
 
-// defaultSeed chooses the faults and the users' requests. -case has another one.
+// defaultSeed determines the faults and the users' requests. -case sets another seed.
 const defaultSeed = 1
 
 // Settings describe a soak.
 type Settings struct {
 	Engine lab.Engine
-	// Parallel is how many lifecycles there are at a time, and Round how many take place
-	// before all is looked at.
+	// Parallel is the number of lifecycles at a time, and Round the number of lifecycles in a
+	// round.
 	Parallel, Round int
-	// Rest is how long the world is watched at rest after a round; 0 means 15 s.
+	// Rest is how long nothing may be written after a round; 0 means 15 s.
 	Rest time.Duration
-	// Lifecycles are how many there are in a size. A soak does not run in other sizes.
+	// Lifecycles has the number of lifecycles for each size in which the soak runs.
 	Lifecycles map[lab.Size]int
 }
 
@@ -61,7 +61,7 @@ func Kind(s Settings) lab.Kind {
 	}
 }
 
-// soak is one that runs.
+// soak is a running soak.
 type soak struct {
 	Settings
 
@@ -103,11 +103,11 @@ func (set Settings) explore(ctx context.Context, l *lab.Lab, count int, seed uin
 	return s.result, err
 }
 
-// endingShare is the share of the lifecycles in which faults may end processes. In the
-// others they must not, so that these processes live long enough to show what they leak.
+// endingShare is the share of the lifecycles during which faults may end processes. During the
+// others processes must not end, so that they run long enough to show leaks.
 const endingShare = 0.25
 
-// run runs both phases: in the first processes may end, in the other one they last.
+// run runs both phases: in the first, processes may end; in the second, they must not.
 func (s *soak) run(ctx context.Context, count int) (err error) {
 	if err := s.Engine.Prepare(ctx, s.world); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (s *soak) run(ctx context.Context, count int) (err error) {
 	return err
 }
 
-// errBroken ends a soak: after a rule was broken, others are for that alone.
+// errBroken ends a soak: after a broken rule, further violations would only be its consequences.
 var errBroken = errors.New("a rule was broken")
 
 // phase runs rounds with new processes.

@@ -11,10 +11,10 @@ import (
 	"syscall"
 )
 
-// Lock waits for the lock in a file, which is made where it is missing.
+// Lock waits for the lock in a file, and creates the file if it is missing.
 func Lock(path string) (unlock func(), err error) { return lock(path, syscall.LOCK_EX) }
 
-// TryLock returns nil if another has the lock.
+// TryLock is Lock without waiting: unlock is nil if another has the lock.
 func TryLock(path string) (unlock func(), err error) {
 	unlock, err = lock(path, syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -35,7 +35,7 @@ func lock(path string, operation int) (unlock func(), err error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return func() {
-		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // of which a process that is being forked has a copy
+		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // closing is not enough while a forked child has a copy of f
 		_ = f.Close()
 	}, nil
 }

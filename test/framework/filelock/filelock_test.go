@@ -10,16 +10,16 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestLock checks that one has a lock at a time, and only until it gives it back.
+// TestLock checks that only one holder has a lock at a time, until it unlocks.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "made", "lock")
 	unlock, err := Lock(path)
 	assert.NoError(t, err)
 	second, err := TryLock(path)
-	assert.True(t, second == nil && err == nil, "a lock that is taken gives %t, %v", second != nil, err)
+	assert.True(t, second == nil && err == nil, "a second lock: taken %t, error %v", second != nil, err)
 	unlock()
 	unlock, err = TryLock(path)
-	assert.Require(t, unlock != nil, "a lock that was given back is not free: %v", err)
+	assert.Require(t, unlock != nil, "a lock is not free after unlock: %v", err)
 	unlock()
 }

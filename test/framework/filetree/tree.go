@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package filetree reads file systems back, for tests of their writers: with a reader that
-// is not Drover's, and with Linux.
+// Package filetree reads file systems for tests of the code that writes them: with a reader
+// that is not Drover's, and by mounting them in Linux.
 //
 // Start with Read and ReadMounted, which return the same for the same file system. Program
-// show reads the root that it runs in, such as the root of a guest.
+// show reads the root that it runs on, such as a guest's root.
 package filetree
 
 import (
@@ -32,7 +32,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// Tree is a file system: what is known of each file, by its path. The root is ".".
+// Tree has the attributes of all files of a file system by their paths. The root is ".".
 type Tree map[string]File
 
 // File has the attributes of a file, and Hash the hash of its content.
@@ -42,10 +42,10 @@ type File struct {
 	Nanoseconds    uint32
 	Size           int64 // of regular files and links
 	Device         uint64
-	Links          uint64 // of other files than folders
+	Links          uint64 // 0 for folders
 	Target, Hash   string
 	Xattrs         string
-	// Twin is the first path of those that the file has.
+	// Twin is the first of the file's paths, in alphabetical order.
 	Twin string
 }
 
@@ -65,7 +65,7 @@ func FormatXattrs(all map[string]string) string {
 	return strings.Join(lines, " ")
 }
 
-// AddTwins sets the twins, for files whose numbers are known.
+// AddTwins sets Twin of each file. Paths of the same file have the same number.
 func (t Tree) AddTwins(numbers map[string]int64) {
 	first := map[int64]string{}
 	for _, path := range slices.Sorted(maps.Keys(t)) {
@@ -78,12 +78,12 @@ func (t Tree) AddTwins(numbers map[string]int64) {
 	}
 }
 
-// Diff returns up to ten lines of differences.
+// Diff returns up to ten differences, one a line.
 func (t Tree) Diff(other Tree) string {
 	var lines []string
 	for _, path := range slices.Sorted(maps.Keys(t)) {
-		if have, ok := other[path]; !ok || have != t[path] {
-			lines = append(lines, fmt.Sprintf("%q: %+v, other %+v %v", path, t[path], have, ok))
+		if otherFile, ok := other[path]; !ok || otherFile != t[path] {
+			lines = append(lines, fmt.Sprintf("%q: %+v, other %+v %v", path, t[path], otherFile, ok))
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(other)) {
@@ -94,7 +94,7 @@ func (t Tree) Diff(other Tree) string {
 	return strings.Join(lines[:min(len(lines), 10)], "\n")
 }
 
-// Read reads a file system by another implementation of the format.
+// Read reads an EROFS file system with an implementation that is not Drover's.
 func Read(t testing.TB, image io.ReaderAt) Tree {
 	t.Helper()
 	files, err := reader.Open(image)
@@ -147,7 +147,7 @@ func hashFile(files fs.FS, path string) (string, error) {
 	return HashOf(f)
 }
 
-// hashPath hashes a file of the host, whose name may have any bytes.
+// hashPath hashes a file of the host. Unlike those of fs.FS, its name may have any bytes.
 func hashPath(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -179,8 +179,8 @@ func unixMode(mode fs.FileMode) uint32 {
 	return bits
 }
 
-// ReadMounted mounts a file system and reads it. It reports false where that is not possible:
-// it takes root, and a kernel with EROFS and loop devices.
+// ReadMounted mounts a file system and reads it. It reports false if that is not possible:
+// mounting needs root, and a kernel with EROFS and loop devices.
 func ReadMounted(t testing.TB, image string) (Tree, bool) {
 	t.Helper()
 	known, _ := os.ReadFile("/proc/filesystems")
@@ -195,7 +195,7 @@ func ReadMounted(t testing.TB, image string) (Tree, bool) {
 		}
 		t.Fatalf("Linux does not mount %s: %v, %s", image, err, out)
 	}
-	// Nothing stays mounted if the test is killed.
+	// A lazy unmount at once leaves nothing mounted if the test is killed.
 	root, err := os.Open(dir)
 	assert.NoError(t, errors.Join(err, unix.Unmount(dir, unix.MNT_DETACH)))
 	defer func() { _ = root.Close() }()
@@ -228,7 +228,7 @@ func WalkFolder(dir string) (Tree, error) {
 	return tree, err
 }
 
-// ReadArchive reads an archive of a whole file system, as container engines export it.
+// ReadArchive reads a tar archive of a whole file system, as container engines export it.
 func ReadArchive(archive io.Reader) (Tree, error) {
 	tree, numbers, links := Tree{}, map[string]int64{}, map[int64]uint64{}
 	for r := tar.NewReader(archive); ; {
@@ -259,7 +259,7 @@ func ReadArchive(archive io.Reader) (Tree, error) {
 	return tree, nil
 }
 
-// readEntry returns the file of an entry that is not a link to another one.
+// readEntry returns the file of an archive's entry that is not a hard link.
 func readEntry(h *tar.Header, content io.Reader) (File, error) {
 	f := File{
 		Mode: unixMode(h.FileInfo().Mode()), UID: uint32(h.Uid), GID: uint32(h.Gid), //nolint:gosec // as Linux has them
@@ -285,13 +285,13 @@ func readEntry(h *tar.Header, content io.Reader) (File, error) {
 	return f, err
 }
 
-// Write writes a tree as text, whatever bytes its names have.
+// Write writes a tree as ASCII text, whatever bytes its names have.
 func (t Tree) Write(writer io.Writer) error {
 	text := base64.NewEncoder(base64.StdEncoding, writer)
 	return errors.Join(gob.NewEncoder(text).Encode(t), text.Close())
 }
 
-// Parse returns a tree that was written.
+// Parse reads the text that Write writes.
 func Parse(text io.Reader) (t Tree, err error) {
 	return t, gob.NewDecoder(base64.NewDecoder(base64.StdEncoding, text)).Decode(&t)
 }

@@ -29,11 +29,11 @@ type Command struct {
 	User *syscall.Credential
 }
 
-// Fleet is the replicas of one controller.
+// Fleet runs the replicas of one controller.
 type Fleet struct {
 	pause       time.Duration
 	command     func(replica string, number int) (Command, error)
-	ended       func(*Process) (again bool)
+	onEnd       func(*Process) (restart bool)
 	supervisors sync.WaitGroup
 	stopped     context.Context
 	stop        context.CancelFunc
@@ -57,11 +57,11 @@ type Process struct {
 
 // New returns a fleet without replicas. The caller must Stop it.
 //
-// The next process of a replica is started as command says, which gets its number among the processes of
-// all replicas. When one has ended, unless Stop ends it, ended is called, and reports whether its replica
-// is to be started again, after a pause. A replica always is if ended is nil.
-func New(pause time.Duration, command func(replica string, number int) (Command, error), ended func(*Process) (again bool)) *Fleet {
-	f := &Fleet{pause: pause, command: command, ended: ended}
+// The function command returns how to start the next process of a replica, and gets its number among the
+// processes of all replicas. When a process has ended, unless by Stop, onEnd reports whether its replica is to
+// be started again, after a pause. If onEnd is nil, the replica is always started again.
+func New(pause time.Duration, command func(replica string, number int) (Command, error), onEnd func(*Process) (restart bool)) *Fleet {
+	f := &Fleet{pause: pause, command: command, onEnd: onEnd}
 	f.stopped, f.stop = context.WithCancel(context.Background())
 	return f
 }
@@ -92,7 +92,7 @@ func (f *Fleet) superviseReplica(p *Process) {
 	p.mu.Lock()
 	p.to = time.Now()
 	p.mu.Unlock()
-	if f.IsStopped() || f.ended != nil && !f.ended(p) {
+	if f.IsStopped() || f.onEnd != nil && !f.onEnd(p) {
 		return
 	}
 	framework.Sleep(f.stopped, f.pause)
@@ -101,13 +101,13 @@ func (f *Fleet) superviseReplica(p *Process) {
 	}
 }
 
-// IsStopped reports whether no process is to run any more.
+// IsStopped reports whether Stop was called.
 func (f *Fleet) IsStopped() bool { return f.stopped.Err() != nil }
 
-// Context ends when the fleet does.
+// Context returns a context that ends when the fleet is stopped.
 func (f *Fleet) Context() context.Context { return f.stopped }
 
-// Stop ends all processes by a signal: by SIGTERM, after which they are waited for, or by SIGKILL.
+// Stop ends all processes by SIGTERM or SIGKILL, and waits for them.
 func (f *Fleet) Stop(signal syscall.Signal) {
 	f.mu.Lock()
 	f.stop()
@@ -117,14 +117,14 @@ func (f *Fleet) Stop(signal syscall.Signal) {
 				_ = p.Kill()
 				return
 			}
-			_ = p.Stop() // whether it leads decides how that ends
+			_ = p.Stop() // a leader and a standby end with different exit codes
 		})
 	}
 	f.mu.Unlock()
 	f.supervisors.Wait()
 }
 
-// Fail notes what must not happen.
+// Fail records a failure, unless the fleet is stopped.
 func (f *Fleet) Fail(text string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -133,7 +133,7 @@ func (f *Fleet) Fail(text string) {
 	}
 }
 
-// Failures returns what has happened that must not.
+// Failures returns the texts that Fail has recorded.
 func (f *Fleet) Failures() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -169,7 +169,7 @@ func (f *Fleet) Processes() []rules.Process {
 	return all
 }
 
-// Output returns what all processes have printed, or what they have since the last Forget.
+// Output returns what all processes have printed since the last Forget.
 func (f *Fleet) Output() string {
 	var text strings.Builder
 	for _, p := range f.All() {
@@ -180,7 +180,7 @@ func (f *Fleet) Output() string {
 	return text.String()
 }
 
-// Forget drops what was printed.
+// Forget drops the output of all processes.
 func (f *Fleet) Forget() {
 	for _, p := range f.All() {
 		_ = p.TakeOutput()
@@ -203,19 +203,19 @@ func (p *Process) Signal(s syscall.Signal) error {
 	return nil
 }
 
-// Halt halts a process for a while.
+// Halt suspends a process for a while, by SIGSTOP and SIGCONT.
 func (p *Process) Halt(ctx context.Context, during time.Duration) error {
 	err := p.Signal(syscall.SIGSTOP)
 	framework.Sleep(ctx, during)
 	return errors.Join(err, p.Signal(syscall.SIGCONT))
 }
 
-// EndedBy returns the signal that has ended a process, or is about to: 0 if it ends by itself.
+// EndedBy returns the signal that was sent to end the process, or 0.
 func (p *Process) EndedBy() syscall.Signal {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.signal
 }
 
-// HasLed reports whether a process has led.
+// HasLed reports whether the process was ever the leader.
 func (p *Process) HasLed() bool { return strings.Contains(p.Output(), "Became leader") }

@@ -19,7 +19,7 @@ import (
 // leaseName is the name of every fleet's Lease.
 const leaseName = "drover-controller"
 
-// requestTimeout ends requests that are not answered.
+// requestTimeout bounds requests to the API.
 const requestTimeout = time.Minute
 
 // Lease is the Lease of a fleet.
@@ -28,7 +28,7 @@ type Lease struct {
 	Namespace string
 }
 
-// Holder returns the name of the replica that has the Lease, or nothing, and since when it has it.
+// Holder returns the name of the replica that holds the Lease, or "", and the time at which the replica got it.
 func (l Lease) Holder(ctx context.Context) (replica string, since time.Time, err error) {
 	lease, err := l.Kube.CoordinationV1().Leases(l.Namespace).Get(ctx, leaseName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -41,10 +41,10 @@ func (l Lease) Holder(ctx context.Context) (replica string, since time.Time, err
 	return replica, ptr.Deref(lease.Spec.AcquireTime, metav1.MicroTime{}).Time, nil
 }
 
-// TakeFrom takes the Lease from a replica whose process is dead or halted, so that none waits for its
-// expiry.
+// TakeFrom takes the Lease from a replica whose process is dead or halted, so that no replica has to wait
+// for its expiry.
 func (l Lease) TakeFrom(replica string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout) // the fleet may be stopped
+	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout) // not the fleet's context, which may have ended
 	defer cancel()
 	leases := l.Kube.CoordinationV1().Leases(l.Namespace)
 	return framework.RetryOnConflict(func() error {
@@ -72,8 +72,8 @@ func (l Lease) Delete(ctx context.Context) error {
 	return err
 }
 
-// Leader returns the process that holds the Lease, or nil. The Lease may still name the replica of a
-// process that has ended.
+// Leader returns the process that holds the Lease. It is nil if the Lease names a replica whose process has
+// ended since.
 func (f *Fleet) Leader(ctx context.Context, l Lease) (*Process, error) {
 	replica, since, err := l.Holder(ctx)
 	if p := f.Running()[replica]; err == nil && p != nil && p.From.Before(since) {

@@ -16,17 +16,17 @@ import (
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
-// lastDecisions is how many FormatDecisions shows.
+// lastDecisions is how many decisions FormatDecisions shows.
 const lastDecisions = 30
 
 // DecisionsFile is the content of a file of decisions.
 type DecisionsFile struct {
 	Records []decisions.Record
-	// Broken counts lines that cannot be read, such as the last one of a process that was killed.
+	// Broken counts lines that cannot be parsed, such as the last line of a process that was killed.
 	Broken int
 }
 
-// ParseDecisions reads what --decisions has written, or kubectl vm explain --history -o json.
+// ParseDecisions parses the file of the flag --decisions, or the output of kubectl vm explain --history -o json.
 func ParseDecisions(text []byte) (f DecisionsFile, err error) {
 	var all decisions.Histories
 	if json.Unmarshal(text, &all) == nil && all.Replicas != nil {
@@ -35,25 +35,25 @@ func ParseDecisions(text []byte) (f DecisionsFile, err error) {
 		}
 		return f, nil
 	}
-	index := map[string]int{} // of the record of a replica and sequence
+	index := map[string]int{} // of records, by replica and sequence number
 	for line := range bytes.Lines(text) {
 		if line = bytes.TrimSpace(line); len(line) > 0 && !f.add(index, line) {
 			f.Broken++
 		}
 	}
 	if len(f.Records) == 0 {
-		return f, errors.New("it does not contain any decisions")
+		return f, errors.New("the file does not contain any decisions")
 	}
 	return f, nil
 }
 
-// add adds a line, and reports whether it can be read. A line is a record, or an update, which lacks
-// an input.
+// add adds a line, and reports whether it can be parsed. A line is a record, or an update of an earlier
+// record, which lacks an input.
 func (f *DecisionsFile) add(index map[string]int, text []byte) bool {
 	var line struct {
 		decisions.Record
-		Input *policy.Input    `json:"input"`
-		Later *decisions.Later `json:"later"`
+		Input *policy.Input         `json:"input"`
+		Later *decisions.LaterFacts `json:"later"`
 	}
 	if json.Unmarshal(text, &line) != nil || line.Input == nil && line.Later == nil {
 		return false
@@ -71,8 +71,8 @@ func (f *DecisionsFile) add(index map[string]int, text []byte) bool {
 	return true
 }
 
-// addUpdate adds facts to a record that became known later.
-func addUpdate(r *decisions.Record, later decisions.Later) {
+// addUpdate adds to a record what became known later.
+func addUpdate(r *decisions.Record, later decisions.LaterFacts) {
 	if later.Repeats > 0 {
 		r.Repeats, r.Until = later.Repeats, later.Until
 	}
@@ -81,8 +81,8 @@ func addUpdate(r *decisions.Record, later decisions.Later) {
 	}
 }
 
-// ReadDecisions returns what controllers have decided, from files in which they recorded that, in
-// the order of time. A process may have recorded none, and one that was killed a part of the last.
+// ReadDecisions returns the decisions that controllers have recorded in files, in the order of time. A
+// file may be missing or empty. The last line of a process that was killed may be incomplete.
 func ReadDecisions(paths ...string) (all []decisions.Record, err error) {
 	for _, path := range paths {
 		content, err := os.ReadFile(path)
@@ -102,17 +102,17 @@ func ReadDecisions(paths ...string) (all []decisions.Record, err error) {
 	return all, nil
 }
 
-// FormatDecisions returns the last ones in sentences, for who looks for the cause of a violation.
+// FormatDecisions returns the last decisions in sentences, for finding the cause of a violation.
 func FormatDecisions(all []decisions.Record) string {
 	return decisions.Format(all[max(0, len(all)-lastDecisions):]...)
 }
 
-// CheckDecisions checks that decisions come out the same when they are derived again.
+// CheckDecisions checks that each decision is the same when it is derived from its input again.
 func CheckDecisions(all []decisions.Record) (broken []Violation) {
 	for i := range all {
 		r := &all[i]
 		if differences := Replay(r); len(differences) > 0 {
-			broken = append(broken, Broken(O14, "decision %d of %s about %s differs when it is derived again: %+v", r.Sequence, r.Replica, r.Key(), differences))
+			broken = append(broken, Broken(Reproducible, "decision %d of %s about %s differs when it is derived again: %+v", r.Sequence, r.Replica, r.Key(), differences))
 		}
 	}
 	return broken

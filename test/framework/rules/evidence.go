@@ -27,21 +27,21 @@ type Requested struct {
 	Log []string
 }
 
-// CheckStarts checks how often a server was started.
+// CheckStarts checks that a server was started as often as users requested.
 func (r Requested) CheckStarts(uid types.UID, starts int) []Violation {
 	if starts >= r.AtLeast && starts <= r.AtMost {
 		return nil
 	}
-	return []Violation{{Rule: O7, UID: uid, Text: fmt.Sprintf("%s was started %d times: %d to %d times were requested", r.Name, starts, r.AtLeast, r.AtMost)}}
+	return []Violation{{Rule: AsRequested, UID: uid, Text: fmt.Sprintf("%s was started %d times: %d to %d times were requested", r.Name, starts, r.AtLeast, r.AtMost)}}
 }
 
-// Evidence is the input of Judge: the requests of users, who have waited for the last ones, and the outcome.
+// Evidence is the input of Judge: the requests of users, the last of which are complete, and the outcome.
 type Evidence struct {
-	// Journal is the engine's, in its order.
+	// Journal has the entries of the engine's journal, in its order.
 	Journal []journal.Entry
 	// Processes are all processes of replicas that ever ran.
 	Processes []Process
-	// Starts are the starts of servers' processes, if others than the engine recorded them. Then its journal has none.
+	// Starts are the starts of servers' processes that another recorder than the engine observed. Then Journal is empty.
 	Starts []Start
 	// Requested has the requests of users for all VirtualMachines that ever existed.
 	Requested map[types.UID]Requested
@@ -65,31 +65,31 @@ func Judge(e Evidence) (broken []Violation) {
 	}
 	for uid := range starts {
 		if _, known := e.Requested[uid]; !known {
-			broken = append(broken, Violation{Rule: O7, UID: uid, Text: "there is a server of it, and no user requested it"})
+			broken = append(broken, Violation{Rule: AsRequested, UID: uid, Text: "it has a server, and no user requested it"})
 		}
 	}
 	for uid, requested := range e.Requested {
 		broken = append(broken, requested.CheckStarts(uid, starts[uid])...)
 	}
 	for _, left := range e.Leftovers {
-		broken = append(broken, Broken(O2, "%s is left", left))
+		broken = append(broken, Broken(NoOrphans, "%s is left", left))
 	}
 	return append(broken, e.checkEnd()...)
 }
 
-// checkRemovals checks that a server was removed only after a user had requested that.
+// checkRemovals checks that a server was removed only after a user had requested its deletion.
 func (e Evidence) checkRemovals(h History) (broken []Violation) {
 	deletedAt := e.Requested[h.UID].DeletedAt
 	for _, entry := range h.Applied {
 		if entry.After == nil && (deletedAt.IsZero() || entry.At.Before(deletedAt)) {
-			broken = append(broken, Violation{Rule: O7, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested that"})
+			broken = append(broken, Violation{Rule: AsRequested, UID: h.UID, Text: DescribeEntry(entry) + ", and no user had requested its deletion"})
 		}
 	}
 	return broken
 }
 
-// checkEnd checks that every VirtualMachine that users left has its server, as they left it, and that nothing is left
-// of the others.
+// checkEnd checks that every VirtualMachine that users did not delete has its server in the requested state, and that
+// nothing is left of the deleted ones.
 func (e Evidence) checkEnd() []Violation {
 	broken := CheckServers(slices.Collect(maps.Values(e.VMs)), e.Servers)
 	servers := ByUID(e.Servers)
@@ -97,12 +97,12 @@ func (e Evidence) checkEnd() []Violation {
 		vm := e.VMs[uid]
 		switch {
 		case !requested.DeletedAt.IsZero() && vm != nil:
-			broken = append(broken, Violation{Rule: O4, UID: uid, Text: requested.Name + " was deleted and still exists"})
+			broken = append(broken, Violation{Rule: DeletionEnds, UID: uid, Text: requested.Name + " was deleted and still exists"})
 		case requested.DeletedAt.IsZero() && vm == nil:
-			broken = append(broken, Violation{Rule: O7, UID: uid, Text: requested.Name + " is gone, and no user had requested that"})
+			broken = append(broken, Violation{Rule: AsRequested, UID: uid, Text: requested.Name + " is gone, and no user had requested its deletion"})
 		case vm != nil:
 			if err := CheckApplied(vm, firstOf(servers[uid])); err != nil {
-				broken = append(broken, Violation{Rule: O1, UID: uid, Text: fmt.Sprintf("%s: %v", requested.Name, err)})
+				broken = append(broken, Violation{Rule: ServerPresent, UID: uid, Text: fmt.Sprintf("%s: %v", requested.Name, err)})
 			}
 		}
 	}

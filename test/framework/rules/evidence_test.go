@@ -28,10 +28,10 @@ const (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// atSecond is an instant of a hand-made story.
+// atSecond returns a time of an invented run.
 func atSecond(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
 
-// evidenceBuilder is hand-made evidence: process 11 leads under epoch 5, process 12 under
+// evidenceBuilder builds invented evidence: process 11 leads under epoch 5, and process 12 under
 // epoch 6.
 type evidenceBuilder struct {
 	Evidence
@@ -46,7 +46,7 @@ func newEvidence() *evidenceBuilder {
 	}}
 }
 
-// withEntry adds a line to the journal; a sketch is "id run state", empty for none.
+// withEntry adds an entry to the journal. before and after are "id run state", or empty for no server.
 func (s *evidenceBuilder) withEntry(pid int, epoch uint64, uid types.UID, action journal.Action, before, after string) *evidenceBuilder {
 	s.now++
 	s.Journal = append(s.Journal, journal.Entry{
@@ -95,7 +95,7 @@ func (s *evidenceBuilder) withChange(change func(*Evidence)) *evidenceBuilder {
 	return s
 }
 
-// withStart adds the start of a process, beside which others run.
+// withStart adds the start of a process, while others run.
 func (s *evidenceBuilder) withStart(pid int, uid types.UID, run string, others ...int) *evidenceBuilder {
 	s.Starts = append(s.Starts, Start{At: atSecond(s.now), PID: pid, UID: uid, Run: run, Others: others})
 	return s
@@ -108,7 +108,7 @@ const (
 	another = "fake-2 run-2 Running"
 )
 
-// evidenceOfCreation is the usual begin of a story.
+// evidenceOfCreation has the usual first event: a server is created.
 func evidenceOfCreation() *evidenceBuilder {
 	return newEvidence().withEntry(11, 5, one, journal.ActionCreate, "", first)
 }
@@ -118,7 +118,7 @@ func TestJudge(t *testing.T) {
 	twoStarts := func(e *Evidence) { e.Requested[one] = Requested{Name: "vm-1", AtLeast: 2, AtMost: 2} }
 	for name, c := range map[string]struct {
 		story *evidenceBuilder
-		want  string // rule and text; empty: all is well
+		want  string // rule and text; empty if no rule is broken
 	}{
 		"nothing":           {newEvidence().withChange(func(e *Evidence) { delete(e.Requested, one) }), ""},
 		"a creation":        {evidenceOfCreation().withFinalState(one, first), ""},

@@ -17,15 +17,15 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// Process is a process of a replica, from its start to its end, which is zero while
-// it runs.
+// Process is a process of a replica. From is its start and To its end, which is zero
+// while the process runs.
 type Process struct {
 	Replica  string
 	PID      int
 	From, To time.Time
 }
 
-// ActionOutside is an action of others than Drover on a server. Tests add its entries.
+// ActionOutside is an action on a server that was not Drover's. Tests add its entries to the journal.
 const ActionOutside journal.Action = "outside"
 
 // Read reads the complete lines of a journal from an offset on, and moves the offset.
@@ -73,8 +73,8 @@ func ByServer(entries []journal.Entry) map[types.UID][]journal.Entry {
 	return servers
 }
 
-// EpochDecreases returns changes of a leader that were accepted after one of a later
-// leader.
+// EpochDecreases returns the changes of a leader that were accepted after a change of a
+// later leader.
 func EpochDecreases(entries []journal.Entry) []Violation {
 	var all []Violation
 	for uid, entries := range ByServer(entries) {
@@ -91,7 +91,7 @@ func epochDecreases(uid types.UID, entries []journal.Entry) []Violation {
 			continue
 		}
 		if entry.Epoch < last.Epoch {
-			all = append(all, Violation{Rule: O5, UID: uid, Text: fmt.Sprintf("%s after %s", DescribeEntry(entry), DescribeEntry(last))})
+			all = append(all, Violation{Rule: OneLeader, UID: uid, Text: fmt.Sprintf("%s after %s", DescribeEntry(entry), DescribeEntry(last))})
 			continue
 		}
 		last = entry
@@ -99,7 +99,7 @@ func epochDecreases(uid types.UID, entries []journal.Entry) []Violation {
 	return all
 }
 
-// DescribeEntry describes who changed a server, if that is known, and when.
+// DescribeEntry describes a change of a server: when, and by which process if it is known.
 func DescribeEntry(e journal.Entry) string {
 	by := ""
 	if e.PID != 0 {
@@ -108,41 +108,41 @@ func DescribeEntry(e journal.Entry) string {
 	return fmt.Sprintf("%s%s at %s", e.Action, by, e.At.UTC().Format(time.StampMilli))
 }
 
-// History has the changes of a server that its entries show.
+// History has the changes of one server according to a journal.
 type History struct {
 	UID types.UID
-	// Applied are the entries whose change was made.
+	// Applied are the entries whose changes were made.
 	Applied    []journal.Entry
 	Violations []Violation
 }
 
-// Trace follows each server through a journal, in the order of UIDs. Servers are those that exist at the end.
+// Trace returns the history of each server in a journal, in the order of UIDs. servers are those that exist at the end.
 func Trace(entries []journal.Entry, servers []Server, processes []Process) (all []History) {
 	byServer, final := ByServer(entries), ByUID(servers)
 	for _, uid := range slices.Sorted(maps.Keys(byServer)) {
 		h := History{UID: uid}
-		var left *journal.Snapshot
-		if have := final[uid]; len(have) > 0 {
-			left = have[0].Snapshot
+		var last *journal.Snapshot
+		if remaining := final[uid]; len(remaining) > 0 {
+			last = remaining[0].Snapshot
 		}
-		h.traceEntries(byServer[uid], left, processes)
+		h.traceEntries(byServer[uid], last, processes)
 		h.Violations = slices.Concat(epochDecreases(uid, byServer[uid]), h.Violations, h.checkCreation())
 		all = append(all, h)
 	}
 	return all
 }
 
-// traceEntries follows the server from entry to entry. A change that neither the next entry
-// nor the final server shows was never made. That is correct only if its process had
-// ended.
+// traceEntries follows the server from entry to entry. If neither the next entry nor the
+// final server shows a change, it was never made. This is allowed only if the process that
+// wrote the entry had ended.
 func (h *History) traceEntries(entries []journal.Entry, final *journal.Snapshot, processes []Process) {
 	broken := func(format string, args ...any) {
-		h.Violations = append(h.Violations, Violation{Rule: O1, UID: h.UID, Text: fmt.Sprintf(format, args...)})
+		h.Violations = append(h.Violations, Violation{Rule: ServerPresent, UID: h.UID, Text: fmt.Sprintf(format, args...)})
 	}
 	var applied *journal.Snapshot
 	for n, entry := range entries {
 		if !isSameSnapshot(entry.Before, applied) {
-			broken("%s found %s, and %s was left", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(applied))
+			broken("%s found %s, and %s was left by the entry before", DescribeEntry(entry), DescribeSnapshot(entry.Before), DescribeSnapshot(applied))
 		}
 		next, at := final, time.Time{}
 		if n+1 < len(entries) {
@@ -155,21 +155,21 @@ func (h *History) traceEntries(entries []journal.Entry, final *journal.Snapshot,
 		h.Applied, applied = append(h.Applied, entry), entry.After
 	}
 	if !isSameSnapshot(final, applied) {
-		broken("there is %s at the end, and %s was left", DescribeSnapshot(final), DescribeSnapshot(applied))
+		broken("there is %s at the end, and %s was left by the last entry", DescribeSnapshot(final), DescribeSnapshot(applied))
 	}
 }
 
 // exitDetectionDelay is how long it takes to notice a process's end.
 const exitDetectionDelay = time.Second
 
-// hadExited reports whether the process that made an entry had ended by some time, or at
-// all where that is zero.
+// hadExited reports whether the process that wrote an entry had ended by a time, or ever
+// if the time is zero.
 func hadExited(processes []Process, entry journal.Entry, when time.Time) bool {
 	p := ProcessOf(processes, entry)
 	return !p.To.IsZero() && (when.IsZero() || p.To.Before(when.Add(exitDetectionDelay)))
 }
 
-// ProcessOf returns the process that made an entry; PIDs are reused.
+// ProcessOf returns the process that wrote an entry. It compares times too, as PIDs are reused.
 func ProcessOf(processes []Process, entry journal.Entry) Process {
 	for _, p := range processes {
 		if p.PID == entry.PID && !entry.At.Before(p.From) && (p.To.IsZero() || !entry.At.After(p.To)) {
@@ -181,7 +181,7 @@ func ProcessOf(processes []Process, entry journal.Entry) Process {
 
 func isSameSnapshot(a, b *journal.Snapshot) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// DescribeSnapshot describes a server, or that there is none.
+// DescribeSnapshot describes a server; nil means no server.
 func DescribeSnapshot(s *journal.Snapshot) string {
 	if s == nil {
 		return "no server"
@@ -203,17 +203,17 @@ func (h History) CountRuns() int {
 	return runs
 }
 
-// checkCreation checks that there is one creation, and the same server from then on.
+// checkCreation checks that the server was created once and keeps its ID.
 func (h History) checkCreation() []Violation {
 	var all []Violation
 	id := ""
 	for _, entry := range h.Applied {
 		switch {
 		case entry.Action == journal.ActionCreate && id != "":
-			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
+			all = append(all, Violation{Rule: OneServer, UID: h.UID, Text: fmt.Sprintf("%s, though %s had been created", DescribeEntry(entry), id)})
 		case entry.Action == ActionOutside:
 		case entry.Action != journal.ActionCreate && (entry.Before == nil || entry.After != nil && entry.After.ID != entry.Before.ID):
-			all = append(all, Violation{Rule: O3, UID: h.UID, Text: fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
+			all = append(all, Violation{Rule: OneServer, UID: h.UID, Text: fmt.Sprintf("%s made %s of %s", DescribeEntry(entry), DescribeSnapshot(entry.After), DescribeSnapshot(entry.Before))})
 		}
 		if entry.After != nil {
 			id = entry.After.ID

@@ -12,8 +12,8 @@ import (
 	"cloudnative.tw/drover/internal/policy/decisions"
 )
 
-// Replay derives a decision again. It returns what differs from the record, field by field, and
-// nothing if both are equal.
+// Replay derives a decision from its input again, and returns the fields that differ from the
+// recorded decision.
 func Replay(r *decisions.Record) []Difference {
 	derived := decisions.New(r.Input, policy.Decide(r.Input)).Decision
 	return compare("", reflect.ValueOf(r.Decision), reflect.ValueOf(derived))
@@ -41,7 +41,7 @@ func compare(path string, recorded, derived reflect.Value) (all []Difference) {
 	return all
 }
 
-// valueOf returns a value as JSON has it, nil if it is empty.
+// valueOf returns a value as it is in JSON, or nil if it is empty.
 func valueOf(v reflect.Value) any {
 	if v.IsZero() {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// CheckSecrets checks that no secret is in a readable place (O12). Both maps are keyed by a description.
+// CheckSecrets checks that no secret is in a readable place (Confidential). Both maps are keyed by a description.
 func CheckSecrets(secrets map[string]string, readable map[string]any) (broken []Violation, err error) {
 	for where, object := range readable {
 		text, err := json.Marshal(object)
@@ -19,20 +19,20 @@ func CheckSecrets(secrets map[string]string, readable map[string]any) (broken []
 		}
 		for name, secret := range secrets {
 			if hasText(string(text), secret) {
-				broken = append(broken, Broken(O12, "%s is in %s", name, where))
+				broken = append(broken, Broken(Confidential, "%s is in %s", name, where))
 			}
 		}
 	}
 	return broken, nil
 }
 
-// hasText reports whether a text has another one, as it is or in base64.
+// hasText reports whether a text contains another one, as it is or in base64.
 func hasText(text, wanted string) bool {
 	return slices.ContainsFunc(append(base64Forms(wanted), wanted), func(form string) bool { return strings.Contains(text, form) })
 }
 
-// base64Forms returns what base64 makes of a text, which depends on where the text begins. The
-// characters that depend on its neighbours are left out.
+// base64Forms returns the three encodings that a text can have inside a longer base64 text, one for each
+// offset. The first and last characters, which depend on the neighbouring bytes, are left out.
 func base64Forms(text string) []string {
 	var all []string
 	for shift := range 3 {

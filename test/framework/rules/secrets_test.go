@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestHasText checks that a secret is found wherever it stands, as it is and in base64.
+// TestHasText checks that a secret is found at any position, in plain text and in base64.
 func TestHasText(t *testing.T) {
 	const secret, other = "drover-secret-5c1b", "drover-token-90ae"
 	for before := range 7 {
@@ -20,8 +20,8 @@ func TestHasText(t *testing.T) {
 			for name, form := range map[string]string{
 				"plain": text, "standard": base64.StdEncoding.EncodeToString([]byte(text)), "raw": base64.RawStdEncoding.EncodeToString([]byte(text)),
 			} {
-				assert.True(t, hasText(form, secret), "%d before and %d after it, %s: it is not found in %q", before, after, name, form)
-				assert.True(t, !hasText(form, other), "%d before and %d after it, %s: another one is found in %q", before, after, name, form)
+				assert.True(t, hasText(form, secret), "%d bytes before and %d after, %s: the secret is not found in %q", before, after, name, form)
+				assert.True(t, !hasText(form, other), "%d bytes before and %d after, %s: another secret is found in %q", before, after, name, form)
 			}
 		}
 	}

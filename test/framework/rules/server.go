@@ -19,25 +19,25 @@ import (
 	"cloudnative.tw/drover/internal/driver/journal"
 )
 
-// Server is a server as its engine has it, whatever the driver.
+// Server is a server as its engine describes it, for all drivers.
 type Server struct {
 	UID      types.UID
 	ID, Name string
 	// State is empty if it is unknown.
 	State driver.State
-	// CPUMilli is below zero if it is unknown.
+	// CPUMilli is UnknownCPU if it is unknown.
 	CPUMilli int64
 	Released bool
-	// Snapshot is the server as the driver's journal describes it, if it does.
+	// Snapshot is the server in the form of the driver's journal, or nil for drivers without one.
 	Snapshot *journal.Snapshot
 	// Config is the part of the configuration that can be compared between runs.
 	Config string
 }
 
-// UnknownCPU is the CPUMilli of a server of an engine that was not asked for it.
+// UnknownCPU is the CPUMilli of a server whose engine was not asked for it.
 const UnknownCPU = -1
 
-// ServerOf returns the server of a record of the fake engine as it is at a time.
+// ServerOf returns the server of a record of the fake engine at a time.
 func ServerOf(r *fake.Record, when time.Time) Server {
 	return Server{
 		UID: r.UID, ID: r.ID, Name: r.Name, State: StateAt(r, when), CPUMilli: r.CPUMilli, Released: r.Retained,
@@ -45,8 +45,8 @@ func ServerOf(r *fake.Record, when time.Time) Server {
 	}
 }
 
-// StateAt returns the state that a record of the fake engine shows at a time: the record says so only once it is
-// changed.
+// StateAt returns the state of a record of the fake engine at a time. Its field State is updated only with the
+// next change of the record.
 func StateAt(r *fake.Record, when time.Time) driver.State {
 	switch {
 	case r.State == driver.StateRunning && when.Before(r.UpAt):
@@ -57,7 +57,7 @@ func StateAt(r *fake.Record, when time.Time) driver.State {
 	return r.State
 }
 
-// phases are the phases to which actions lead, and states the states of servers in these phases.
+// phases has the phase that each action leads to, and states the server's state in each phase.
 var (
 	phases = map[api.Action]api.Phase{
 		api.ActionActive: api.PhaseActive, api.ActionStopped: api.PhaseStopped, api.ActionPaused: api.PhasePaused,
@@ -67,16 +67,16 @@ var (
 	}
 )
 
-// WantedState returns the state of a server to which an action leads.
+// WantedState returns the state that a server has once an action is applied.
 func WantedState(action api.Action) driver.State { return states[phases[action]] }
 
-// IsReady reports whether a VirtualMachine is Ready, by a status that is about its latest spec.
+// IsReady reports whether a VirtualMachine is Ready for its latest spec.
 func IsReady(vm *api.VirtualMachine) bool {
 	ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
 	return ready != nil && ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == vm.Generation
 }
 
-// CheckStatus returns an error unless a VirtualMachine is as its spec says, by its status.
+// CheckStatus returns an error unless the status says that the spec is applied.
 func CheckStatus(vm *api.VirtualMachine) error {
 	var wrong string
 	switch {
@@ -96,7 +96,7 @@ func CheckStatus(vm *api.VirtualMachine) error {
 	return fmt.Errorf("generation %d: %s; its status is %s", vm.Generation, wrong, status)
 }
 
-// CheckApplied returns an error unless a VirtualMachine and its server, nil for none, are as its spec says.
+// CheckApplied returns an error unless a VirtualMachine's spec is applied to its status and its server, which may be nil.
 func CheckApplied(vm *api.VirtualMachine, s *Server) error {
 	if err := CheckStatus(vm); err != nil {
 		return err
@@ -115,8 +115,8 @@ func CheckApplied(vm *api.VirtualMachine, s *Server) error {
 	return nil
 }
 
-// CheckServers checks at rest that each VirtualMachine has one server, which its status describes, and each server
-// one VirtualMachine.
+// CheckServers checks that each VirtualMachine has one server, which its status describes, and each server one
+// VirtualMachine. It is correct only while nothing changes.
 func CheckServers(vms []*api.VirtualMachine, servers []Server) (broken []Violation) {
 	byUID := ByUID(servers)
 	for _, vm := range vms {
@@ -124,7 +124,7 @@ func CheckServers(vms []*api.VirtualMachine, servers []Server) (broken []Violati
 		delete(byUID, vm.UID)
 	}
 	for uid, left := range byUID {
-		broken = append(broken, Violation{Rule: O2, UID: uid, Text: fmt.Sprintf("server %s of %s lacks a VirtualMachine", left[0].ID, left[0].Name)})
+		broken = append(broken, Violation{Rule: NoOrphans, UID: uid, Text: fmt.Sprintf("server %s of %s lacks a VirtualMachine", left[0].ID, left[0].Name)})
 	}
 	return broken
 }
@@ -144,13 +144,13 @@ func checkServersOf(vm *api.VirtualMachine, servers []Server) []Violation {
 	hasID := vm.Status.Server != nil && vm.Status.Server.ID != ""
 	switch {
 	case len(servers) > 1:
-		return []Violation{Broken(O3, "%s has %d servers", vm.Name, len(servers))}
+		return []Violation{Broken(OneServer, "%s has %d servers", vm.Name, len(servers))}
 	case len(servers) == 1:
 		return checkServer(vm, servers[0])
 	case hasID:
-		return []Violation{Broken(O11, "the status of %s has the server %s, which does not exist", vm.Name, vm.Status.Server.ID)}
+		return []Violation{Broken(StatusTrue, "the status of %s has the server %s, which does not exist", vm.Name, vm.Status.Server.ID)}
 	case vm.Status.Phase == api.PhaseActive:
-		return []Violation{Broken(O1, "%s lacks a server", vm.Name)}
+		return []Violation{Broken(ServerPresent, "%s lacks a server", vm.Name)}
 	}
 	return nil
 }
@@ -158,16 +158,16 @@ func checkServersOf(vm *api.VirtualMachine, servers []Server) []Violation {
 // checkServer compares a status with its server.
 func checkServer(vm *api.VirtualMachine, s Server) (broken []Violation) {
 	if vm.Status.Server == nil || vm.Status.Server.ID != s.ID {
-		broken = append(broken, Broken(O11, "%s has the server %s, and its status says %+v", vm.Name, s.ID, vm.Status.Server))
+		broken = append(broken, Broken(StatusTrue, "%s has the server %s, and its status says %+v", vm.Name, s.ID, vm.Status.Server))
 	}
 	if want, ok := states[vm.Status.Phase]; ok && s.State != "" && s.State != want {
-		broken = append(broken, Broken(O11, "%s is %s, and its server %s", vm.Name, vm.Status.Phase, s.State))
+		broken = append(broken, Broken(StatusTrue, "%s is %s, and its server %s", vm.Name, vm.Status.Phase, s.State))
 	}
 	return broken
 }
 
-// CheckClaims checks that no version of a VirtualMachine was Ready before the first server of its UID was created.
-// Times of conditions are whole seconds.
+// CheckClaims checks that no version of a VirtualMachine was Ready before the first server of its UID was created. It
+// allows a second, as conditions have times in whole seconds.
 func CheckClaims(versions []*api.VirtualMachine, created map[types.UID]time.Time) []Violation {
 	for _, vm := range versions {
 		ready := meta.FindStatusCondition(vm.Status.Conditions, api.ConditionReady)
@@ -176,7 +176,7 @@ func CheckClaims(versions []*api.VirtualMachine, created map[types.UID]time.Time
 		}
 		first, ok := created[vm.UID]
 		if !ok || ready.LastTransitionTime.Add(time.Second).Before(first) {
-			return []Violation{Broken(O11, "%s, UID %s, was Ready at %s, and its first server was created at %s",
+			return []Violation{Broken(StatusTrue, "%s, UID %s, was Ready at %s, and its first server was created at %s",
 				vm.Name, vm.UID, ready.LastTransitionTime.UTC().Format(time.StampMilli), first.UTC().Format(time.StampMilli))}
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestCheckClaims checks that a status that was Ready too early is found, also one of a second
-// VirtualMachine of its name.
+// TestCheckClaims checks that a status that is Ready too early is found, also for a second
+// VirtualMachine of the same name.
 func TestCheckClaims(t *testing.T) {
 	ready := func(uid types.UID, at time.Time) *api.VirtualMachine {
 		vm := &api.VirtualMachine{ObjectMeta: metav1.ObjectMeta{Name: "vm-1", UID: uid}}
@@ -33,6 +33,6 @@ func TestCheckClaims(t *testing.T) {
 		"of a UID without a server":     {ready("second", created.Add(time.Minute)), 1},
 	} {
 		got := CheckClaims([]*api.VirtualMachine{test.vm}, servers)
-		assert.True(t, len(got) == test.want, "%s: it is %v, want %d", name, got, test.want)
+		assert.True(t, len(got) == test.want, "%s: the violations are %v, want %d", name, got, test.want)
 	}
 }

@@ -15,7 +15,7 @@ type Start struct {
 	At  time.Time `json:"at"`
 	PID int       `json:"pid"`
 	UID types.UID `json:"uid"`
-	// Run is the run for which it was started, from the server's record.
+	// Run is the run for which the process was started, from the server's record.
 	Run string `json:"run"`
 	// Others are the processes of the same server that ran at that moment.
 	Others []int `json:"others,omitempty"`
@@ -30,15 +30,15 @@ func StartsByUID(all []Start) map[types.UID][]Start {
 	return starts
 }
 
-// CheckProcesses checks that of a server one process runs at a time, and that one was started for each run (O3).
+// CheckProcesses checks that a server has one process at a time, and one for each run (OneServer).
 func CheckProcesses(starts []Start) (broken []Violation) {
 	runs := map[string]int{}
 	for _, s := range starts {
 		if len(s.Others) > 0 {
-			broken = append(broken, Violation{Rule: O3, UID: s.UID, Text: fmt.Sprintf("process %d was started at %s while %v ran", s.PID, s.At.Format(time.StampMilli), s.Others)})
+			broken = append(broken, Violation{Rule: OneServer, UID: s.UID, Text: fmt.Sprintf("process %d was started at %s while %v ran", s.PID, s.At.Format(time.StampMilli), s.Others)})
 		}
 		if before, known := runs[s.Run]; known {
-			broken = append(broken, Violation{Rule: O3, UID: s.UID, Text: fmt.Sprintf("process %d was started for run %q, as %d was", s.PID, s.Run, before)})
+			broken = append(broken, Violation{Rule: OneServer, UID: s.UID, Text: fmt.Sprintf("process %d was started for run %q, as %d was", s.PID, s.Run, before)})
 		}
 		runs[s.Run] = s.PID
 	}

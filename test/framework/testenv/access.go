@@ -34,7 +34,7 @@ func (env *Environment) RequestToken(t testing.TB, ns, account string) string {
 	return answer.Status.Token
 }
 
-// NewAccount returns a user with the token of a new ServiceAccount, and the subject of its bindings.
+// NewAccount returns a user with the token of a new ServiceAccount, and its subject for bindings.
 func (env *Environment) NewAccount(t testing.TB, ns, name string) (*rest.Config, rbacv1.Subject) {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -43,18 +43,18 @@ func (env *Environment) NewAccount(t testing.TB, ns, name string) (*rest.Config,
 	return env.TokenUser(env.RequestToken(t, ns, name)), rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: ns, Name: name}
 }
 
-// NewPerson returns a user with a client certificate, and the subject of its bindings.
+// NewPerson returns a user with a client certificate, and its subject for bindings.
 func (env *Environment) NewPerson(t testing.TB, name string) (*rest.Config, rbacv1.Subject) {
 	t.Helper()
 	return env.SignUser(t, name, time.Now().Add(time.Hour)), Person(name)
 }
 
-// Person is the subject of bindings of a user of that name.
+// Person returns the named user as the subject of a binding.
 func Person(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
 }
 
-// Bind gives a ClusterRole to a subject, in a namespace, or everywhere where that is empty.
+// Bind gives a ClusterRole to a subject, in a namespace, or in all namespaces if ns is empty.
 func (env *Environment) Bind(t testing.TB, ns, role string, subject rbacv1.Subject) {
 	t.Helper()
 	meta := metav1.ObjectMeta{Name: role + "-of-" + subject.Name}
@@ -78,7 +78,7 @@ func (env *Environment) CreateRole(t testing.TB, name string, rule rbacv1.Policy
 	assert.NoError(t, err)
 }
 
-// WriteKubeconfig writes how a user connects, for programs, and returns the path of the file.
+// WriteKubeconfig writes a kubeconfig of a user and returns its path.
 func WriteKubeconfig(t testing.TB, user *rest.Config) string {
 	t.Helper()
 	user = rest.CopyConfig(user)

@@ -22,14 +22,14 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// embedMachine has controllers of this process follow machines by the drover-machine that make build has made.
+// embedMachine makes controllers in this process use bin/drover-machine, which make build builds.
 var embedMachine = sync.OnceValue(func() (err error) {
 	installation.Embedded, err = framework.ReadMachine()
 	return err
 })
 
-// runController is the main function of drover-controller, but for the
-// process.
+// runController does what the main function of drover-controller does, and
+// returns the exit code.
 func runController() int {
 	if err := embedMachine(); err != nil {
 		fmt.Fprintln(os.Stderr, "drover-controller:", err)
@@ -44,8 +44,8 @@ func runController() int {
 	return 0
 }
 
-// controllerArgs are the flags of a controller of this environment, which is the only one
-// unless further flags, which come last, change that.
+// controllerArgs returns the flags of a controller of this environment. They assume that it
+// is the only controller; the flags in more come last and can change this.
 func (env *Environment) controllerArgs(more []string) []string {
 	return append([]string{
 		"--leader-elect=false", "--vm-driver=docker,fake", "--docker-image=" + framework.GuestPlain,
@@ -54,17 +54,17 @@ func (env *Environment) controllerArgs(more []string) []string {
 	}, more...)
 }
 
-// LocalController is a controller in this process, where -race sees it.
+// LocalController is a controller in this process, where the race detector checks it.
 type LocalController struct {
 	cancel context.CancelFunc
 	done   chan struct{}
-	err    error // once done is closed
+	err    error // valid once done is closed
 }
 
 // StartController starts a controller in this process.
 func (env *Environment) StartController(args ...string) (*LocalController, error) {
 	o := app.NewOptions()
-	o.StopTimeout, o.WriteDecision = -1, env.WriteDecision // Stop waits for the end
+	o.StopTimeout, o.WriteDecision = -1, env.WriteDecision // no timeout: Stop waits
 	flags := pflag.NewFlagSet("drover-controller", pflag.ContinueOnError)
 	o.AddFlags(flags)
 	if err := errors.Join(embedMachine(), flags.Parse(env.controllerArgs(args)), o.Validate()); err != nil {
@@ -87,7 +87,7 @@ func (c *LocalController) Stop() error {
 		case <-c.done:
 			return nil
 		default:
-			return errors.New("it has not")
+			return errors.New("it is still running")
 		}
 	})
 	if err == nil {
@@ -114,7 +114,7 @@ func (c *LocalController) MustStop(t testing.TB) {
 	assert.ErrorIs(t, "stop the controller", c.Stop(), nil)
 }
 
-// NewWithController is New with a controller in this process. The caller must call stop.
+// NewWithController is New with a controller in this process. The caller must call stop, which closes both.
 func NewWithController(args ...string) (env *Environment, stop func() error, err error) {
 	if env, err = New(); err != nil {
 		return nil, nil, err
@@ -126,7 +126,7 @@ func NewWithController(args ...string) (env *Environment, stop func() error, err
 	return env, func() error { return errors.Join(c.Stop(), env.Close()) }, nil
 }
 
-// AnyMetricsAddress is the flag of a controller whose metrics are read: ControllerProcess finds its port.
+// AnyMetricsAddress makes a controller serve its metrics at a port of its choice, which ControllerProcess finds.
 const AnyMetricsAddress = "--metrics-bind-address=127.0.0.1:0"
 
 // ControllerProcess is a controller in a separate process, which can be killed.
@@ -135,8 +135,8 @@ type ControllerProcess struct {
 	t testing.TB
 }
 
-// StartControllerProcess starts a controller in a separate process, which runs the same
-// program.
+// StartControllerProcess starts a controller in a separate process, by running this test
+// program again.
 func (env *Environment) StartControllerProcess(t testing.TB, variables []string, args ...string) *ControllerProcess {
 	t.Helper()
 	self, err := os.Executable()
@@ -149,7 +149,7 @@ func (env *Environment) StartControllerProcess(t testing.TB, variables []string,
 	return c
 }
 
-// MustStop ends the controller as Ctrl-C does.
+// MustStop ends the controller by SIGTERM.
 func (c *ControllerProcess) MustStop() {
 	c.t.Helper()
 	if err := c.Stop(); err != nil {
@@ -157,7 +157,7 @@ func (c *ControllerProcess) MustStop() {
 	}
 }
 
-// MustKill ends it as kill -9 does.
+// MustKill ends the controller by SIGKILL.
 func (c *ControllerProcess) MustKill() {
 	c.t.Helper()
 	if err := c.Kill(); err != nil {
@@ -181,6 +181,6 @@ func (c *ControllerProcess) stopAtEnd() {
 func (env *Environment) WaitForLog(t testing.TB, c *ControllerProcess, text string) {
 	t.Helper()
 	assert.Eventually(t, "the controller logs "+text, func(testing.TB) error {
-		return assert.ErrorUnless(strings.Contains(c.Output(), text), "it has not")
+		return assert.ErrorUnless(strings.Contains(c.Output(), text), "the text is not in its output")
 	})
 }

@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/framework"
 )
 
-// ListContainers returns the containers that carry a UID, of any cluster.
+// ListContainers returns the containers with a UID's label, of any cluster.
 func ListContainers(t testing.TB, uid types.UID) []container.Summary {
 	t.Helper()
 	return listLabelled(t, docker.LabelUID+"="+string(uid))
@@ -57,7 +57,7 @@ func InspectContainer(t testing.TB, id string) container.InspectResponse {
 	return res.Container
 }
 
-// RunForeignContainer runs a container that is not Drover's, or with labels that say so.
+// RunForeignContainer runs a container that Drover did not create, with the given labels.
 func RunForeignContainer(t testing.TB, name string, labels map[string]string) (id string) {
 	t.Helper()
 	c := framework.DockerClient(t)
@@ -79,7 +79,7 @@ func RemoveContainer(t testing.TB, id string) {
 	}
 }
 
-// RequestFromGuest sends a request to the demo guest until it answers.
+// RequestFromGuest repeats a request to the demo guest until it answers.
 func RequestFromGuest(t testing.TB, vm *api.VirtualMachine, path string) {
 	t.Helper()
 	assert.Eventually(t, "the guest of "+vm.Name+" answers "+path, func(t testing.TB) error { return TryGuestRequest(t, vm, path) })

@@ -29,13 +29,13 @@ const cleanupTimeout = time.Minute
 // Environment is a cluster and the engines on which its VMs run.
 type Environment struct {
 	*framework.Environment
-	// ClusterID is the cluster's id, as servers carry it.
+	// ClusterID is the cluster's id, which its servers have in a label or record.
 	ClusterID string
 	// FakeDir is the fake engine's folder.
 	FakeDir string
-	// Namespace is where VMs of no other namespace are.
+	// Namespace is where CreateVM creates VMs that name no namespace.
 	Namespace string
-	// WriteDecision, if set, gets what controllers of this process decide: see app.Options.
+	// WriteDecision, if set, is called with the decisions of controllers in this process: see app.Options.
 	WriteDecision func(line any)
 
 	faults  string
@@ -43,7 +43,7 @@ type Environment struct {
 	virtual framework.VirtualCluster
 }
 
-// CountWrites returns how many requests have written VMs and events of a virtual cluster.
+// CountWrites returns how many requests wrote VMs and events of this virtual cluster.
 func (env *Environment) CountWrites() int { return virtual.CountWrites(env.virtual) }
 
 // New starts a cluster without a controller. The caller must Close it.
@@ -51,8 +51,8 @@ func New() (*Environment, error) {
 	return NewWith(framework.ClusterOptions{})
 }
 
-// NewWith starts a cluster that may include a controller, whose fake engine is not the one
-// of FakeDir. The caller must Close it.
+// NewWith starts a cluster with options. With opts.WithController it includes a controller, whose
+// fake engine is not that in FakeDir. The caller must Close it.
 func NewWith(opts framework.ClusterOptions) (*Environment, error) {
 	server, err := framework.NewEnvironment(opts)
 	if err != nil {
@@ -89,14 +89,14 @@ func Start(t testing.TB) *Environment {
 	return env
 }
 
-// virtual has the cluster in which virtual ones are. It is started when the first of them is.
+// virtual has the real cluster of all virtual clusters. It is started with the first of them.
 var virtual struct {
 	sync.Mutex
 	*framework.VirtualClusters
 	cluster *framework.Cluster
 }
 
-// StartVirtual is Start for a virtual cluster: its API server and those of other tests are one.
+// StartVirtual is Start for a virtual cluster, which shares its API server with those of other tests.
 func StartVirtual(t testing.TB) *Environment {
 	t.Helper()
 	assert.NoError(t, serveVirtual())
@@ -129,7 +129,7 @@ func closeVirtual() error {
 	return errors.Join(virtual.Close(), virtual.cluster.Close())
 }
 
-// Close stops the cluster and removes all that it left, containers included.
+// Close stops the cluster and removes what is left of it, including its containers.
 func (env *Environment) Close() error {
 	err := env.Cluster.Close()
 	if env.ClusterID != "" {
@@ -152,14 +152,14 @@ func (env *Environment) removeContainers() error {
 	if err != nil {
 		return nil // without an engine there are no containers
 	}
-	for _, one := range all.Items {
-		_, _ = c.ContainerRemove(ctx, one.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	for _, found := range all.Items {
+		_, _ = c.ContainerRemove(ctx, found.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	}
 	return nil
 }
 
-// CreateNamespace creates a namespace for one test. Its VMs are deleted at the end,
-// without waiting for that.
+// CreateNamespace creates a namespace for one test. It is deleted at the end of the test,
+// which does not wait for it.
 func (env *Environment) CreateNamespace(t testing.TB) string {
 	t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
@@ -169,7 +169,7 @@ func (env *Environment) CreateNamespace(t testing.TB) string {
 	return made.Name
 }
 
-// CreateNamedNamespace creates a namespace of that name, as CreateNamespace does.
+// CreateNamedNamespace is CreateNamespace with a given name.
 func (env *Environment) CreateNamedNamespace(t testing.TB, name string) {
 	t.Helper()
 	assert.NoError(t, assert.ErrorOf(env.AddNamespace(t.Context(), name)))
@@ -183,8 +183,8 @@ func (env *Environment) DeleteNamespaceAtEnd(t testing.TB, ns string) {
 	})
 }
 
-// SetFaults makes the fake engine fail as the text describes (see package faultinject) from
-// now on; an empty text ends it.
+// SetFaults makes the fake engine fail from now on as the text describes (see package
+// faultinject). An empty text ends all faults.
 func (env *Environment) SetFaults(t testing.TB, text string) {
 	t.Helper()
 	next := env.faults + ".next"

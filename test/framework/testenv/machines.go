@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// MachineProcesses returns the processes of QEMUs that run a UID.
+// MachineProcesses returns the PIDs of the QEMU processes of a UID.
 func MachineProcesses(t testing.TB, uid types.UID) []int {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -36,9 +36,9 @@ func MachineProcesses(t testing.TB, uid types.UID) []int {
 	return pids
 }
 
-// KillMachinesAtEnd kills, at the end of the test, the machines below a folder that still
-// run. Call it before starting a controller: cleanups run in reverse order, and a
-// controller that still runs would start a machine again.
+// KillMachinesAtEnd kills machines below a folder that still run at the end of the test,
+// and fails the test. Call it before starting a controller, which is then stopped first:
+// cleanups run in reverse order, and a running controller would start the machines again.
 func KillMachinesAtEnd(t testing.TB, dir string) {
 	t.Helper()
 	t.Cleanup(func() {
@@ -55,7 +55,7 @@ func KillMachinesAtEnd(t testing.TB, dir string) {
 	})
 }
 
-// FilesWithUID returns the files below a folder that carry a UID in their path.
+// FilesWithUID returns the files below a folder whose path contains a UID.
 func FilesWithUID(t testing.TB, dir string, uid types.UID) []string {
 	t.Helper()
 	var found []string

@@ -21,8 +21,8 @@ import (
 // ControllerEnv makes a test program run as a controller.
 const ControllerEnv = "DROVER_TEST_AS_CONTROLLER"
 
-// parallelTests is how many tests run at a time: they wait most of the time, so they
-// can be more than there are CPUs.
+// parallelTests is how many tests run at a time. It can be more than the number of
+// CPUs, because tests mostly wait.
 const parallelTests = "6"
 
 // RunTests runs a package's tests. Every TestMain that uses this package must call it,

@@ -42,7 +42,7 @@ func (env *Environment) CreateActiveVM(t testing.TB, b *framework.VMBuilder) *ap
 	return env.WaitForVM(t, env.CreateVM(t, b), framework.IsActive)
 }
 
-// GetVM reads a VM; it is nil if there is none of that UID.
+// GetVM reads a VM. It returns nil if there is no VM with the same name and UID.
 func (env *Environment) GetVM(t testing.TB, vm *api.VirtualMachine) *api.VirtualMachine {
 	t.Helper()
 	now, err := env.VMsIn(vm.Namespace).Get(context.WithoutCancel(t.Context()), vm.Name, metav1.GetOptions{})
@@ -93,7 +93,7 @@ func (env *Environment) getChecked(t testing.TB, vm *api.VirtualMachine, checks 
 	t.Helper()
 	now := env.GetVM(t, vm)
 	if now == nil {
-		return nil, errors.New("it is not there")
+		return nil, errors.New("it does not exist")
 	}
 	return now, checkAll(now, checks)
 }
@@ -110,16 +110,16 @@ func checkAll(vm *api.VirtualMachine, checks []framework.VMCheck) error {
 // WaitForDeletion waits until a VM is gone and returns how long that took.
 func (env *Environment) WaitForDeletion(t testing.TB, vm *api.VirtualMachine) time.Duration {
 	t.Helper()
-	return assert.Eventually(t, vm.Namespace+"/"+vm.Name+" is gone", func(t testing.TB) error { return env.findGone(t, vm) })
+	return assert.Eventually(t, vm.Namespace+"/"+vm.Name+" is gone", func(t testing.TB) error { return env.checkGone(t, vm) })
 }
 
 // CheckDeletion requires that a VM is gone now.
 func (env *Environment) CheckDeletion(t testing.TB, vm *api.VirtualMachine) {
 	t.Helper()
-	assert.Check(t, vm.Namespace+"/"+vm.Name+" is gone", func(t testing.TB) error { return env.findGone(t, vm) })
+	assert.Check(t, vm.Namespace+"/"+vm.Name+" is gone", func(t testing.TB) error { return env.checkGone(t, vm) })
 }
 
-func (env *Environment) findGone(t testing.TB, vm *api.VirtualMachine) error {
+func (env *Environment) checkGone(t testing.TB, vm *api.VirtualMachine) error {
 	t.Helper()
 	if now := env.GetVM(t, vm); now != nil {
 		return fmt.Errorf("finalizers %v; its status is %s", now.Finalizers, framework.FormatStatus(now))
@@ -127,12 +127,12 @@ func (env *Environment) findGone(t testing.TB, vm *api.VirtualMachine) error {
 	return nil
 }
 
-// ListEvents returns the events about a VM, or all where vm is nil.
+// ListEvents returns the events about a VM, or all events if vm is nil.
 func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []eventsv1.Event {
 	t.Helper()
 	namespaces := []string{metav1.NamespaceAll}
 	if env.Namespace != metav1.NamespaceDefault {
-		namespaces = append(namespaces, metav1.NamespaceDefault) // events about a cluster, of all virtual ones
+		namespaces = append(namespaces, metav1.NamespaceDefault) // events about the cluster itself, shared by all virtual ones
 	}
 	var all []eventsv1.Event
 	for _, ns := range namespaces {
@@ -147,7 +147,7 @@ func (env *Environment) ListEvents(t testing.TB, vm *api.VirtualMachine) []event
 	return all
 }
 
-// WaitForEvent waits for an event about a VM, or about anything where vm is nil.
+// WaitForEvent waits for an event about a VM, or about any object if vm is nil.
 func (env *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reason string) eventsv1.Event {
 	t.Helper()
 	var found eventsv1.Event
@@ -165,7 +165,7 @@ func (env *Environment) WaitForEvent(t testing.TB, vm *api.VirtualMachine, reaso
 	return found
 }
 
-// VMHistory is all versions of a VM since it was recorded.
+// VMHistory has all versions of a VM since RecordHistory was called.
 type VMHistory struct {
 	mu       sync.Mutex
 	versions []*api.VirtualMachine
@@ -195,7 +195,7 @@ func (env *Environment) RecordHistory(t testing.TB, vm *api.VirtualMachine) *VMH
 }
 
 // WatchVMs watches the VMs of a namespace that match a field selector, from a resourceVersion on, or from
-// now on where that is empty. When the API server closes the watch, it opens another where that one ended.
+// now on if version is empty. When the API server closes the watch, WatchVMs continues it with another.
 func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version string) (watch.Interface, error) {
 	vms := env.VMsIn(ns)
 	if version == "" {
@@ -213,7 +213,7 @@ func (env *Environment) WatchVMs(ctx context.Context, ns, selector, version stri
 	})
 }
 
-// WaitForVersion waits until the history has reached a version, and returns those up to it.
+// WaitForVersion waits until the history has reached the version of vm, and returns the versions up to it.
 func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.VirtualMachine {
 	t.Helper()
 	return h.WaitFor(t, func(version *api.VirtualMachine) error {
@@ -221,7 +221,7 @@ func (h *VMHistory) WaitForVersion(t testing.TB, vm *api.VirtualMachine) []*api.
 	})
 }
 
-// WaitFor waits until the history has a version that passes all checks, and returns those up to it.
+// WaitFor waits until the history has a version that passes all checks, and returns the versions up to it.
 func (h *VMHistory) WaitFor(t testing.TB, checks ...framework.VMCheck) (all []*api.VirtualMachine) {
 	t.Helper()
 	assert.Eventually(t, "the watch brings a version", func(testing.TB) (err error) {
@@ -238,14 +238,14 @@ func (h *VMHistory) WaitFor(t testing.TB, checks ...framework.VMCheck) (all []*a
 	return all
 }
 
-// WaitForServers waits until a VM has that many servers, containers and fake ones
-// taken together.
+// WaitForServers waits until a VM has want servers, counting containers and fake
+// servers.
 func (env *Environment) WaitForServers(t testing.TB, vm *api.VirtualMachine, want int) {
 	t.Helper()
 	assert.Eventually(t, "servers of "+vm.Namespace+"/"+vm.Name, func(t testing.TB) error { return env.countServers(t, vm, want) })
 }
 
-// CheckServers requires that a VM has that many servers now.
+// CheckServers requires that a VM has want servers now.
 func (env *Environment) CheckServers(t testing.TB, vm *api.VirtualMachine, want int) {
 	t.Helper()
 	assert.Check(t, "servers of "+vm.Namespace+"/"+vm.Name, func(t testing.TB) error { return env.countServers(t, vm, want) })

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// NewRandom returns the generator of a seed and a stream, with the same results for the same
-// two. Several workers may use it.
+// NewRandom returns a generator whose numbers depend only on seed and stream. Several
+// goroutines may use it.
 func NewRandom(seed, stream uint64) *rand.Rand {
 	return rand.New(&lockedSource{source: rand.NewPCG(seed, stream)}) //nolint:gosec // no secret
 }

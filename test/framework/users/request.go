@@ -19,8 +19,8 @@ import (
 const RequestTimeout = 5 * time.Second
 
 // RetryRequest repeats an operation until it succeeds, because the API server may be down
-// and others write the objects too. An object that the API server finds invalid is a
-// final error.
+// and others write the objects too. It does not repeat a request that the API server finds
+// invalid, or whose object is not found.
 func RetryRequest(ctx context.Context, do func(context.Context) error) error {
 	var final error
 	err := assert.Poll(ctx, "a request", func() error {
@@ -36,6 +36,5 @@ func RetryRequest(ctx context.Context, do func(context.Context) error) error {
 	return cmp.Or(final, err)
 }
 
-// CheckApplied returns an error unless a VirtualMachine is as its spec says, by its
-// status.
+// CheckApplied returns an error unless the status says that the spec is applied.
 func CheckApplied(vm *api.VirtualMachine) error { return rules.CheckStatus(vm) }

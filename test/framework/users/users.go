@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package users acts as people who use VirtualMachines do, each with a separate
-// VirtualMachine, and records their requests, which a test then compares with the result.
+// Package users simulates users, each with a separate VirtualMachine, and records their
+// requests, which a test then compares with the result.
 //
 // Start with User in users.go; log.go has the record.
 package users
@@ -27,31 +27,31 @@ import (
 )
 
 const (
-	// maxHaste is the longest time from a request to the next one of a user who does not wait.
-	maxHaste = 100 * time.Millisecond
+	// maxImpatientDelay is the longest time between two requests of a user who does not wait.
+	maxImpatientDelay = 100 * time.Millisecond
 	// maxIdleTime is the longest time that a user is idle.
 	maxIdleTime = 400 * time.Millisecond
-	// impatientShare is the share of requests for whose completion a user does not wait.
+	// impatientShare is the fraction of requests after which a user does not wait for completion.
 	impatientShare = 0.2
 )
 
-// User creates, changes and deletes one VirtualMachine of one name, repeatedly.
+// User repeatedly creates, changes and deletes a VirtualMachine, always with the same name.
 type User struct {
 	VMs    typed.VirtualMachineInterface
 	Log    *Log
 	Random *rand.Rand
 	Name   string
 
-	// UsesQEMU says that the VirtualMachine is a QEMU machine, and is deleted when the user
-	// leaves.
+	// UsesQEMU is set if the VirtualMachine is a QEMU machine. The user deletes such a VirtualMachine at
+	// the end.
 	UsesQEMU bool
 
 	vm                *api.VirtualMachine
 	restarts, resizes int
 }
 
-// Run runs until stop is closed, then waits for the last request. It ends early
-// with ctx.
+// Run sends requests until stop is closed, and then waits until the last request is
+// complete. It returns early if ctx ends.
 func (u *User) Run(ctx context.Context, stop <-chan struct{}) error {
 	for {
 		var err error
@@ -99,7 +99,7 @@ func (u *User) createRandomVM(ctx context.Context) error {
 	return u.WaitUntilApplied(ctx, starts)
 }
 
-// CreateVM creates the VirtualMachine, which is to be started so many times.
+// CreateVM creates the VirtualMachine, and records how often its server should be started.
 func (u *User) CreateVM(ctx context.Context, vm *api.VirtualMachine, starts int) error {
 	err := RetryRequest(ctx, func(ctx context.Context) (err error) {
 		u.vm, err = u.VMs.Create(ctx, vm, metav1.CreateOptions{})
@@ -114,7 +114,7 @@ func (u *User) CreateVM(ctx context.Context, vm *api.VirtualMachine, starts int)
 	return err
 }
 
-// requestChange requests one more change of a VirtualMachine that is as requested before.
+// requestChange requests a random change, once the previous change is complete.
 func (u *User) requestChange(ctx context.Context) error {
 	running := u.vm.Spec.Action == api.ActionActive
 	switch do := u.Random.IntN(20); {
@@ -132,7 +132,7 @@ func (u *User) requestChange(ctx context.Context) error {
 	return u.applyChange(ctx, 0, u.randomResize())
 }
 
-// randomResize requests another size, of resources that need no restart to change.
+// randomResize returns a change of a resource that can change without a restart.
 func (u *User) randomResize() func(*api.VirtualMachineSpec) {
 	if u.UsesQEMU {
 		u.resizes++
@@ -154,39 +154,40 @@ func (u *User) requestAction(ctx context.Context, action api.Action) error {
 	return u.applyChange(ctx, starts, func(spec *api.VirtualMachineSpec) { spec.Action = action })
 }
 
-// requestStopAndStart requests a stop and a start, with no time to notice the first
-// request.
+// requestStopAndStart requests a stop and a start, with too little time to act on the
+// first request.
 func (u *User) requestStopAndStart(ctx context.Context) error {
 	u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 	if err := u.updateSpec(ctx, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionStopped }); err != nil {
 		return err
 	}
-	framework.Sleep(ctx, UpTo(u.Random, maxHaste))
+	framework.Sleep(ctx, UpTo(u.Random, maxImpatientDelay))
 	return u.applyChange(ctx, 0, func(spec *api.VirtualMachineSpec) { spec.Action = api.ActionActive })
 }
 
-// requestRestart requests a restart, or a second one before the first is done: then one
-// restart is enough.
+// requestRestart requests a restart, and sometimes a second one before the first is done.
+// The server may then restart only once.
 func (u *User) requestRestart(ctx context.Context) error {
 	if u.Random.Float64() < impatientShare {
 		u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtMost++ })
 		if err := u.updateSpec(ctx, u.nextRestart()); err != nil {
 			return err
 		}
-		framework.Sleep(ctx, UpTo(u.Random, maxHaste))
+		framework.Sleep(ctx, UpTo(u.Random, maxImpatientDelay))
 	}
 	return u.applyChange(ctx, 1, u.nextRestart())
 }
 
-// nextRestart counts up, because times in the API are whole seconds.
+// nextRestart uses a counter as restartedAt. Two restarts within a second would have the same time,
+// since times in the API are whole seconds.
 func (u *User) nextRestart() func(*api.VirtualMachineSpec) {
 	u.restarts++
 	at := metav1.Unix(int64(u.restarts), 0)
 	return func(spec *api.VirtualMachineSpec) { spec.RestartedAt = &at }
 }
 
-// applyChange changes the spec and waits until that is applied, which starts the server so
-// many times.
+// applyChange changes the spec and waits until the change is applied. starts is how often this should
+// start the server.
 func (u *User) applyChange(ctx context.Context, starts int, change func(*api.VirtualMachineSpec)) error {
 	u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.AtMost += starts })
 	if err := u.updateSpec(ctx, change); err != nil {
@@ -195,7 +196,7 @@ func (u *User) applyChange(ctx context.Context, starts int, change func(*api.Vir
 	return u.WaitUntilApplied(ctx, starts)
 }
 
-// updateSpec changes the spec. It can be repeated when a response was lost.
+// updateSpec changes the spec, and retries if a response was lost.
 func (u *User) updateSpec(ctx context.Context, change func(*api.VirtualMachineSpec)) error {
 	return RetryRequest(ctx, func(ctx context.Context) error {
 		now, err := u.VMs.Get(ctx, u.Name, metav1.GetOptions{})
@@ -211,7 +212,6 @@ func (u *User) updateSpec(ctx context.Context, change func(*api.VirtualMachineSp
 	})
 }
 
-// logRequest records what was requested.
 func (u *User) logRequest(vm *api.VirtualMachine, err error) {
 	entry := fmt.Sprintf("%s: %v", time.Now().UTC().Format(time.StampMilli), err)
 	if err == nil {
@@ -220,11 +220,11 @@ func (u *User) logRequest(vm *api.VirtualMachine, err error) {
 	u.Log.updateRequest(u.vm.UID, func(a *rules.Requested) { a.Log = append(a.Log, entry) })
 }
 
-// WaitUntilApplied waits until the VirtualMachine is as its spec says.
+// WaitUntilApplied waits until the VirtualMachine's status says that its spec is applied.
 func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
 	err := u.WaitFor(ctx, func(vm *api.VirtualMachine) error {
 		if vm == nil || vm.UID != u.vm.UID {
-			return errors.New("it is gone")
+			return errors.New("the VirtualMachine is gone")
 		}
 		u.vm = vm
 		return CheckApplied(vm)
@@ -235,11 +235,11 @@ func (u *User) WaitUntilApplied(ctx context.Context, starts int) error {
 	return err
 }
 
-// DeleteVM deletes the VirtualMachine and waits until it is gone, because its name is
-// used again. It deletes the version that it has just read: without that
-// precondition, kube-apiserver removes an object immediately if its finalizer is added
-// during the deletion (kubernetes/kubernetes #77988), and leaves its server to the
-// orphan sweep.
+// DeleteVM deletes the VirtualMachine and waits until it is gone, because the user uses
+// its name again. The deletion has the version that was just read as a precondition:
+// otherwise kube-apiserver removes an object immediately if a finalizer is added during
+// the deletion (kubernetes/kubernetes #77988), which leaves the server to the orphan
+// sweep.
 func (u *User) DeleteVM(ctx context.Context) error {
 	uid := u.vm.UID
 	u.Log.updateRequest(uid, func(a *rules.Requested) { a.DeletedAt = time.Now() })
@@ -261,13 +261,13 @@ func (u *User) DeleteVM(ctx context.Context) error {
 	u.vm = nil
 	return u.WaitFor(ctx, func(vm *api.VirtualMachine) error {
 		if vm != nil {
-			return fmt.Errorf("it was deleted and still exists: %s", framework.FormatStatus(vm))
+			return fmt.Errorf("the VirtualMachine was deleted and still exists: %s", framework.FormatStatus(vm))
 		}
 		return nil
 	})
 }
 
-// WaitFor waits until check succeeds, which gets nil if there is no VirtualMachine.
+// WaitFor waits until check succeeds. If there is no VirtualMachine, check is called with nil.
 func (u *User) WaitFor(ctx context.Context, check func(*api.VirtualMachine) error) error {
 	return assert.Poll(ctx, u.Name, func() error {
 		attempt, cancel := context.WithTimeout(ctx, RequestTimeout)

@@ -26,6 +26,9 @@ type ServerStatusApplyConfiguration struct {
 	Run *string `json:"run,omitempty"`
 	// imageID is the digest of the image from which the server was created.
 	ImageID *string `json:"imageID,omitempty"`
+	// unpublishedPorts are ports such as 80/tcp that the container image of a server
+	// that runs declares (EXPOSE) and spec.ports lacks: the 32 lowest.
+	UnpublishedPorts []string `json:"unpublishedPorts,omitempty"`
 	// terminated says how the last run of the server ended. It is absent during a
 	// run.
 	Terminated *ServerTerminatedApplyConfiguration `json:"terminated,omitempty"`
@@ -89,6 +92,16 @@ func (b *ServerStatusApplyConfiguration) WithRun(value string) *ServerStatusAppl
 // If called multiple times, the ImageID field is set to the value of the last call.
 func (b *ServerStatusApplyConfiguration) WithImageID(value string) *ServerStatusApplyConfiguration {
 	b.ImageID = &value
+	return b
+}
+
+// WithUnpublishedPorts adds the given value to the UnpublishedPorts field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the UnpublishedPorts field.
+func (b *ServerStatusApplyConfiguration) WithUnpublishedPorts(values ...string) *ServerStatusApplyConfiguration {
+	for i := range values {
+		b.UnpublishedPorts = append(b.UnpublishedPorts, values[i])
+	}
 	return b
 }
 

@@ -13,6 +13,9 @@ type ServerTerminatedApplyConfiguration struct {
 	// exitCode is the exit code of the run: 128 and the number of the signal if
 	// one ended it.
 	ExitCode *int32 `json:"exitCode,omitempty"`
+	// signal is the number of the signal that ended the command of a container
+	// image's machine. Under driver docker it is not known.
+	Signal *int32 `json:"signal,omitempty"`
 	// reason is how the run ended, as one word in CamelCase, for example
 	// Completed, Error or OOMKilled.
 	Reason *string `json:"reason,omitempty"`
@@ -32,6 +35,14 @@ func ServerTerminated() *ServerTerminatedApplyConfiguration {
 // If called multiple times, the ExitCode field is set to the value of the last call.
 func (b *ServerTerminatedApplyConfiguration) WithExitCode(value int32) *ServerTerminatedApplyConfiguration {
 	b.ExitCode = &value
+	return b
+}
+
+// WithSignal sets the Signal field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Signal field is set to the value of the last call.
+func (b *ServerTerminatedApplyConfiguration) WithSignal(value int32) *ServerTerminatedApplyConfiguration {
+	b.Signal = &value
 	return b
 }
 

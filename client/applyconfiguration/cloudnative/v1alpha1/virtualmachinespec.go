@@ -53,9 +53,32 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// workingDir is the folder in which the command begins, an absolute path. It
 	// replaces that of the image.
 	WorkingDir *string `json:"workingDir,omitempty"`
+	// user is who runs the command: a name or an ID of the image, and perhaps a
+	// colon and a group. It replaces that of the image.
+	User *string `json:"user,omitempty"`
+	// init is which program is process 1 of a container image. The default is
+	// Image under driver docker. Under driver qemu it is Image for a command that
+	// is an init by its name, such as systemd, and Drover for others.
+	Init *cloudnativev1alpha1.Init `json:"init,omitempty"`
+	// stdin gives the command of a container image a standard input, which the
+	// console writes to. Without it the input is empty.
+	Stdin *bool `json:"stdin,omitempty"`
+	// tty gives the command of a container image a terminal as standard input,
+	// output and error.
+	TTY *bool `json:"tty,omitempty"`
+	// sysctls are parameters of the kernel that are set before the command of a
+	// container image starts. Under docker those that containers share are
+	// refused. A machine has its kernel for itself.
+	Sysctls []SysctlApplyConfiguration `json:"sysctls,omitempty"`
 	// volumes are disks in addition to the root disk. A volume that is removed
 	// from this list keeps its data until the VirtualMachine is deleted.
 	Volumes []VolumeApplyConfiguration `json:"volumes,omitempty"`
+	// files are folders of a container image's machine (qemu) with the keys of
+	// Secrets and ConfigMaps as files, as the volumes of a pod have them. They are
+	// in memory, and never on a disk. While the machine runs, Drover looks for
+	// changes every 20 seconds, finds one within 30, and replaces the files of a
+	// folder at once.
+	Files []FileMountApplyConfiguration `json:"files,omitempty"`
 	// userData is the user-data that cloud-init reads in the guest, for example a
 	// document that begins with #cloud-config.
 	UserData *DataSourceApplyConfiguration `json:"userData,omitempty"`
@@ -70,7 +93,8 @@ type VirtualMachineSpecApplyConfiguration struct {
 	// each protocol and hostIP.
 	Ports []PortApplyConfiguration `json:"ports,omitempty"`
 	// readinessProbe is a check that must succeed before condition Ready is true.
-	// Without it, a server that runs is ready.
+	// Without it, a server that runs is ready; that of a container image with a
+	// HEALTHCHECK only while that succeeds.
 	ReadinessProbe *ProbeApplyConfiguration `json:"readinessProbe,omitempty"`
 	// restartPolicy is what happens when the server stops by itself:
 	// - Always: it is started again.
@@ -203,6 +227,51 @@ func (b *VirtualMachineSpecApplyConfiguration) WithWorkingDir(value string) *Vir
 	return b
 }
 
+// WithUser sets the User field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the User field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithUser(value string) *VirtualMachineSpecApplyConfiguration {
+	b.User = &value
+	return b
+}
+
+// WithInit sets the Init field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Init field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithInit(value cloudnativev1alpha1.Init) *VirtualMachineSpecApplyConfiguration {
+	b.Init = &value
+	return b
+}
+
+// WithStdin sets the Stdin field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Stdin field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithStdin(value bool) *VirtualMachineSpecApplyConfiguration {
+	b.Stdin = &value
+	return b
+}
+
+// WithTTY sets the TTY field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the TTY field is set to the value of the last call.
+func (b *VirtualMachineSpecApplyConfiguration) WithTTY(value bool) *VirtualMachineSpecApplyConfiguration {
+	b.TTY = &value
+	return b
+}
+
+// WithSysctls adds the given value to the Sysctls field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Sysctls field.
+func (b *VirtualMachineSpecApplyConfiguration) WithSysctls(values ...*SysctlApplyConfiguration) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithSysctls")
+		}
+		b.Sysctls = append(b.Sysctls, *values[i])
+	}
+	return b
+}
+
 // WithVolumes adds the given value to the Volumes field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, values provided by each call will be appended to the Volumes field.
@@ -212,6 +281,19 @@ func (b *VirtualMachineSpecApplyConfiguration) WithVolumes(values ...*VolumeAppl
 			panic("nil value passed to WithVolumes")
 		}
 		b.Volumes = append(b.Volumes, *values[i])
+	}
+	return b
+}
+
+// WithFiles adds the given value to the Files field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Files field.
+func (b *VirtualMachineSpecApplyConfiguration) WithFiles(values ...*FileMountApplyConfiguration) *VirtualMachineSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithFiles")
+		}
+		b.Files = append(b.Files, *values[i])
 	}
 	return b
 }

@@ -25,6 +25,10 @@ type VolumeApplyConfiguration struct {
 	Source *VolumeSourceApplyConfiguration `json:"source,omitempty"`
 	// readOnly makes the disk read-only for the guest.
 	ReadOnly *bool `json:"readOnly,omitempty"`
+	// mountPath is the folder on which a server of a container image finds the files
+	// of the volume, an absolute path. A new volume gets a file system and a copy of
+	// the image's files there.
+	MountPath *string `json:"mountPath,omitempty"`
 }
 
 // VolumeApplyConfiguration constructs a declarative configuration of the Volume type for use with
@@ -62,5 +66,13 @@ func (b *VolumeApplyConfiguration) WithSource(value *VolumeSourceApplyConfigurat
 // If called multiple times, the ReadOnly field is set to the value of the last call.
 func (b *VolumeApplyConfiguration) WithReadOnly(value bool) *VolumeApplyConfiguration {
 	b.ReadOnly = &value
+	return b
+}
+
+// WithMountPath sets the MountPath field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MountPath field is set to the value of the last call.
+func (b *VolumeApplyConfiguration) WithMountPath(value string) *VolumeApplyConfiguration {
+	b.MountPath = &value
 	return b
 }

@@ -4,9 +4,9 @@
 // Package engine calls a Docker Engine that may become unreachable, restart with
 // another version, or be replaced by another engine at the same address.
 //
-// Start with Client. Its Read and Change turn the errors of Docker's client library into
-// errors of the driver contract (errors.go), and its ID identifies the engine that
-// answers (identity.go).
+// Start with Client. Its methods Read and Change give the errors of Docker's client library
+// the kinds of package driver (errors.go), and ID identifies the engine that answers
+// (identity.go).
 package engine
 
 import (
@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/system"
 	"github.com/moby/moby/client"
@@ -26,13 +27,13 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// minAPIVersion is the API version of Docker Engine 20.10, the first with one-shot
+// minAPIVersion is the API version of Docker Engine 20.10, the first version with one-shot
 // stats. The client library itself supports 1.40.
 const minAPIVersion = "1.41"
 
-// machineAge is how long the engine's host is cached. The query is expensive: the engine
-// runs other programs to answer it.
-const machineAge = time.Minute
+// machineTTL is how long the description of the engine's host is cached. The query is
+// expensive, since the engine runs other programs to answer it.
+const machineTTL = time.Minute
 
 // Client is a connection to an engine. It is safe for concurrent use.
 type Client struct {
@@ -50,7 +51,7 @@ type Machine struct {
 	CPUs                          int
 	Memory                        int64 // bytes
 	Name, Kernel, OperatingSystem string
-	LogDriver                     string // of containers that name none
+	LogDriver                     string // the default of new containers
 
 	readAt time.Time
 }
@@ -93,9 +94,9 @@ func (e *Client) Close() {
 	}
 }
 
-// connectEngine returns a client that has negotiated an API version with the engine. A
-// client is shared only after that, and dropped when the connection is lost, because
-// the engine that comes back may have another version.
+// connectEngine returns a client that has negotiated an API version with the engine. Only such a
+// client is shared. It is dropped when the connection is lost, because the engine that answers
+// next may have another version.
 func (e *Client) connectEngine(ctx context.Context) (*client.Client, error) {
 	if c := e.connected.Load(); c != nil {
 		return c, nil
@@ -120,8 +121,8 @@ func (e *Client) connectEngine(ctx context.Context) (*client.Client, error) {
 // Call is one call to the engine.
 type Call func(ctx context.Context, c *client.Client) error
 
-// Read queries the engine. A timeout means that the engine cannot be reached. action
-// begins the message of an error, such as "list containers".
+// Read makes a call that changes no container, such as a query or the creation of an exec. A timeout means
+// that the engine cannot be reached. Errors begin with the action, such as "list containers".
 func (e *Client) Read(ctx context.Context, action string, call Call) error {
 	point := crashpoint.Begin("docker read", action)
 	err := e.invokeCall(ctx, action, false, point, call)
@@ -129,8 +130,8 @@ func (e *Client) Read(ctx context.Context, action string, call Call) error {
 	return err
 }
 
-// Change makes the engine change something. After a timeout it is unknown whether
-// the change was made.
+// Change makes a call that changes something. After a timeout it is unknown whether the
+// engine has made the change.
 func (e *Client) Change(ctx context.Context, action string, call Call) error {
 	point := crashpoint.Begin("docker", action)
 	err := e.invokeCall(ctx, action, true, point, call)
@@ -138,7 +139,7 @@ func (e *Client) Change(ctx context.Context, action string, call Call) error {
 	return err
 }
 
-func (e *Client) invokeCall(ctx context.Context, action string, changes bool, point crashpoint.Point, call Call) error {
+func (e *Client) invokeCall(ctx context.Context, action string, isChange bool, point crashpoint.Point, call Call) error {
 	c, err := e.connectEngine(ctx)
 	if err != nil {
 		return e.explainError(action, false, err)
@@ -146,13 +147,13 @@ func (e *Client) invokeCall(ctx context.Context, action string, changes bool, po
 	if err = point.Inject(func(ctx context.Context) error { return call(ctx, c) })(ctx); err == nil {
 		return nil
 	}
-	if ctx.Err() != nil && !IsContextError(err) { // a cause such as io.EOF would pass for a lost connection
+	if ctx.Err() != nil && !IsContextError(err) { // the cause may be io.EOF, which looks like a lost connection
 		err = fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	if IsConnectionLost(err) {
 		e.disconnect(c)
 	}
-	return e.explainError(action, changes, err)
+	return e.explainError(action, isChange, err)
 }
 
 func (e *Client) disconnect(c *client.Client) {
@@ -161,7 +162,7 @@ func (e *Client) disconnect(c *client.Client) {
 	_ = c.Close()
 }
 
-// Versions has the version of an engine, and of the API that it and this program speak.
+// Versions has the version of an engine, and the API version that was negotiated with it.
 type Versions struct{ Engine, API string }
 
 // Versions returns the versions of the engine that answers.
@@ -180,9 +181,9 @@ func (e *Client) SystemTime(ctx context.Context) (string, error) {
 	return info.SystemTime, err
 }
 
-// Machine returns the engine's host, from the cache if that is recent.
+// Machine returns the engine's host, at most machineTTL old.
 func (e *Client) Machine(ctx context.Context) (Machine, error) {
-	if cached := e.machine.Load(); cached != nil && e.clock.Since(cached.readAt) < machineAge {
+	if cached := e.machine.Load(); cached != nil && e.clock.Since(cached.readAt) < machineTTL {
 		return *cached, nil
 	}
 	if _, err := e.readInfo(ctx); err != nil {
@@ -206,7 +207,7 @@ func (e *Client) readInfo(ctx context.Context) (info system.Info, err error) {
 	return info, err
 }
 
-// Inspect returns a container. errdefs.IsNotFound is true of its error if there is none.
+// Inspect returns a container, or an error for which errdefs.IsNotFound is true if it does not exist.
 func (e *Client) Inspect(ctx context.Context, id string) (in container.InspectResponse, err error) {
 	err = e.Read(ctx, "inspect container "+ShortID(id), func(ctx context.Context, c *client.Client) error {
 		res, err := c.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
@@ -216,7 +217,19 @@ func (e *Client) Inspect(ctx context.Context, id string) (in container.InspectRe
 	return in, err
 }
 
-// ParseTime returns zero for the text that Docker uses for an absent time.
+// HasImage reports whether the engine has an image.
+func (e *Client) HasImage(ctx context.Context, image string) (bool, error) {
+	err := e.Read(ctx, "inspect image "+image, func(ctx context.Context, c *client.Client) error {
+		_, err := c.ImageInspect(ctx, image)
+		return err
+	})
+	if errdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// ParseTime parses a time of Docker's API. It returns zero for the year 1, with which Docker marks an absent time.
 func ParseTime(text string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil || t.Year() <= 1 {
@@ -225,5 +238,5 @@ func ParseTime(text string) time.Time {
 	return t
 }
 
-// ShortID returns the beginning of a container's ID, which names it as docker ps does.
+// ShortID returns the beginning of a container's ID, as docker ps prints it.
 func ShortID(id string) string { return id[:min(len(id), 12)] }

@@ -18,24 +18,24 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// explainError turns an error of Docker's client into an error of the contract. An error
-// that only the caller can judge, such as "not found", keeps its kind of package errdefs.
-func (e *Client) explainError(action string, changes bool, err error) error {
+// explainError wraps an error about the connection in driver.ErrUnavailable, and says what was
+// done. Any other error, such as "not found", keeps its kind of package errdefs for the caller.
+func (e *Client) explainError(action string, isChange bool, err error) error {
 	switch {
 	case errors.Is(err, driver.ErrUnavailable), errors.Is(err, context.Canceled):
 		return fmt.Errorf("%s: %w", action, err)
-	case errors.Is(err, context.DeadlineExceeded) && changes:
+	case errors.Is(err, context.DeadlineExceeded) && isChange:
 		return fmt.Errorf("%s: the Docker engine at %s did not answer in time: %w", action, e.address, err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return driver.Errorf(driver.ErrUnavailable, "%s: the Docker engine at %s did not answer in time: %w", action, e.address, err)
 	case IsConnectionLost(err):
-		return driver.Errorf(driver.ErrUnavailable, "%s: the Docker engine at %s is out of reach: %w", action, e.address, err)
+		return driver.Errorf(driver.ErrUnavailable, "%s: the Docker engine at %s is unreachable: %w", action, e.address, err)
 	}
 	return fmt.Errorf("%s: %w", action, daemonError{err})
 }
 
-// IsConnectionLost reports whether err means that there is no engine to talk to, or
-// none that this client can continue to talk to.
+// IsConnectionLost reports whether err means that the engine does not answer, or does not
+// support this client's API version.
 func IsConnectionLost(err error) bool {
 	if IsContextError(err) {
 		return false
@@ -43,8 +43,8 @@ func IsConnectionLost(err error) bool {
 	return IsNetworkError(err) || errdefs.IsUnavailable(err) || unsupportedVersion.MatchString(err.Error())
 }
 
-// IsNetworkError reports whether err is about the connection, and so does not contain text
-// that the engine sent.
+// IsNetworkError reports whether err is about the connection. Such an error does not contain
+// text from the engine.
 func IsNetworkError(err error) bool {
 	_, isOperation := errors.AsType[*net.OpError](err)
 	return isOperation || client.IsErrConnectionFailed(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
@@ -55,11 +55,11 @@ func IsContextError(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// unsupportedVersion matches the error of an engine that was replaced by an older or
-// a much newer one and refuses the negotiated version.
+// unsupportedVersion matches the error of an engine that refuses the negotiated version,
+// because the engine was replaced by an older or a much newer one.
 var unsupportedVersion = regexp.MustCompile(`client version \S+ is too (old|new)`)
 
-// daemonError omits the prefix that the client puts before the engine's message.
+// daemonError is an error without the prefix that Docker's client adds to the engine's message.
 type daemonError struct{ error }
 
 func (e daemonError) Error() string {

@@ -13,12 +13,12 @@ import (
 )
 
 // identity has the engine's id, and the id of its network "none". Every data root of Docker
-// has one such network, whose random id never changes. So that id proves which engine
-// answers, without the cost of /info, for which the engine runs other programs.
+// has one such network, with a random id that never changes. The network's id tells which
+// engine answers, and costs less than /info, for which the engine runs other programs.
 type identity struct{ networkID, engineID string }
 
-// ID returns the id of the engine that answers now. It queries the engine each time,
-// because another one may answer at the same address.
+// ID returns the id of the engine that answers now. It queries the engine each time, because
+// another engine may answer at the same address.
 func (e *Client) ID(ctx context.Context) (string, error) {
 	network, err := e.readNetworkID(ctx)
 	if err != nil {
@@ -30,8 +30,8 @@ func (e *Client) ID(ctx context.Context) (string, error) {
 	return e.readID(ctx, network)
 }
 
-// readID caches the id only if the same engine answered before and after. An engine
-// without that network, such as Podman, is queried for its id each time.
+// readID reads the engine's id. It caches the id only if the network's id is the same before and
+// after. It does not cache the id of an engine without a network "none", such as Podman.
 func (e *Client) readID(ctx context.Context, network string) (string, error) {
 	info, err := e.readInfo(ctx)
 	if err != nil {

@@ -18,66 +18,62 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
-// noDetachKeys replaces Ctrl-P Ctrl-Q, by which the engine leaves a terminal and which it
-// would withhold from the program. No person types this by accident, and the engine knows no
-// way to switch the keys off.
+// noDetachKeys replaces Ctrl-P Ctrl-Q, at which the engine detaches from a terminal without
+// passing the keys on. Detach keys cannot be disabled, but nobody types these by accident.
 const noDetachKeys = "ctrl-^,ctrl-@,ctrl-^,ctrl-@,ctrl-^,ctrl-@"
 
 // console is attached to the main process of a container.
 type console struct {
 	access *Access
-	of     found
+	target inspected
 	screen *screen
 
-	ctx context.Context // ends with the console
-	end context.CancelCauseFunc
+	ctx    context.Context // ends with the console
+	cancel context.CancelCauseFunc
 
-	mu   sync.Mutex
-	line io.WriteCloser // to the standard input; nil until the first Write
+	mu    sync.Mutex
+	input *input // nil until the first Write
 }
 
-// writers has, by container, the console that writes to it. All drivers in a process share
-// it: ids of containers are unique.
-var writers driver.SyncMap[string, *console]
-
-// Console implements driver.Consoler. It attaches first and reads the earlier output then,
-// so that none is missing between the two but what the engine has yet to write to its log.
+// Console implements driver.Consoler. It attaches before it reads the earlier output. So
+// it misses output only if the engine has yet to write that output to its log.
 func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
-	of, err := a.findRunning(ctx, uid)
+	target, err := a.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
-	conn, err := a.attachTo(ctx, of, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true, DetachKeys: noDetachKeys})
+	conn, err := a.attachTo(ctx, target, client.ContainerAttachOptions{Stream: true, Stdout: true, Stderr: true, DetachKeys: noDetachKeys})
 	if err != nil {
 		return nil, err
 	}
-	ctx, end := context.WithCancelCause(ctx)
-	c := &console{access: a, of: of, screen: newScreen(), ctx: ctx, end: end}
+	ctx, cancel := context.WithCancelCause(ctx)
+	c := &console{access: a, target: target, screen: newScreen(), ctx: ctx, cancel: cancel}
 	context.AfterFunc(ctx, func() {
 		conn.Close()
 		c.releaseWriter()
 	})
 	go c.showOutput(ctx, conn.Reader)
 	if err := c.showEarlier(ctx); err != nil {
-		end(err)
+		cancel(err)
 		return nil, c.explainFailure(ctx, err)
 	}
 	return c, nil
 }
 
-// explainFailure returns the cause of an error that the end of the console caused.
+// explainFailure returns why the console has ended, if that is the cause of err, or err itself.
 func (c *console) explainFailure(ctx context.Context, err error) error {
 	cause := context.Cause(ctx)
 	if errors.Is(cause, io.EOF) {
-		return driver.Errorf(driver.ErrRetry, "container %s stopped or was restarted during the call", engine.ShortID(c.of.ID))
+		return driver.Errorf(driver.ErrRetry, "container %s stopped or was restarted during the call", engine.ShortID(c.target.ID))
 	}
 	return cmp.Or(cause, err)
 }
 
 // attachTo opens a connection to the main process.
-func (a *Access) attachTo(ctx context.Context, target found, o client.ContainerAttachOptions) (conn client.HijackedResponse, err error) {
+func (a *Access) attachTo(ctx context.Context, target inspected, o client.ContainerAttachOptions) (conn client.HijackedResponse, err error) {
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
 	err = a.options.Engine.Read(ctx, "attach to container "+engine.ShortID(target.ID), func(ctx context.Context, e *client.Client) error {
@@ -86,15 +82,15 @@ func (a *Access) attachTo(ctx context.Context, target found, o client.ContainerA
 		return err
 	})
 	if err != nil && !errors.Is(err, driver.ErrUnavailable) && ctx.Err() == nil {
-		err = driver.Errorf(driver.ErrRetry, "%w", err) // the client does not tell the engine's reason
+		err = driver.Errorf(driver.ErrRetry, "%w", err) // Docker's client does not return the engine's reason
 	}
 	return conn, err
 }
 
-// showEarlier puts the end of the earlier output before the output that is shown. A log driver
-// that keeps nothing does not fail it.
+// showEarlier adds the end of the earlier output at the beginning of the screen. It succeeds without
+// earlier output if the log driver does not keep logs.
 func (c *console) showEarlier(ctx context.Context) error {
-	if err := c.access.checkUnchanged(ctx, c.of); err != nil {
+	if err := c.access.checkUnchanged(ctx, c.target); err != nil {
 		return err
 	}
 	limited, cancel := c.access.withTimeout(ctx)
@@ -105,17 +101,17 @@ func (c *console) showEarlier(ctx context.Context) error {
 		c.screen.putBefore(earlier)
 		return nil
 	case ctx.Err() == nil && limited.Err() != nil:
-		return driver.Errorf(driver.ErrUnavailable, "the engine did not send the log of container %s in time: %w", engine.ShortID(c.of.ID), err)
+		return driver.Errorf(driver.ErrUnavailable, "the engine did not send the log of container %s in time: %w", engine.ShortID(c.target.ID), err)
 	}
 	return err
 }
 
-// earlierLines is more than the number of earlier lines that are shown, unless they are very
-// short.
+// earlierLines is how many lines are read to get earlierSize bytes of earlier output. These are
+// enough unless lines are very short.
 const earlierLines = "1000"
 
 func (c *console) readEarlier(ctx context.Context) ([]byte, error) {
-	l, err := c.access.openLog(ctx, c.of, client.ContainerLogsOptions{Since: formatTime(c.access.runBegin(c.of)), Tail: earlierLines})
+	l, err := c.access.openLog(ctx, c.target, client.ContainerLogsOptions{Since: formatTime(c.access.runBegin(c.target)), Tail: earlierLines})
 	if err != nil {
 		return nil, err
 	}
@@ -123,42 +119,43 @@ func (c *console) readEarlier(ctx context.Context) ([]byte, error) {
 	return readEnd(l, earlierSize)
 }
 
-// showOutput copies the output to the screen until the connection ends.
+// showOutput copies output to the screen until the connection ends.
 func (c *console) showOutput(ctx context.Context, reader io.Reader) {
-	err := copyOutput(c.screen, reader, c.of.hasTerminal())
+	output := newFrames(reader, c.target.hasTerminal())
+	err := terminal.CopySplit(c.screen, c.screen, output)
 	if ctx.Err() == nil {
 		err = c.explainEnd(ctx, err)
 	} else {
 		err = context.Cause(ctx)
 	}
 	c.screen.endWith(err)
-	c.end(err)
+	c.cancel(err)
 }
 
 const (
-	// endWithin is how long an engine may take from closing the output of a container to
-	// reporting that it stopped.
-	endWithin = 5 * time.Second
-	endEvery  = 50 * time.Millisecond
+	// endWithin is how long an engine may report that a container still runs, after it has closed the container's
+	// output. endInterval is the time between two queries for that.
+	endWithin   = 5 * time.Second
+	endInterval = 50 * time.Millisecond
 )
 
-// explainEnd returns io.EOF if the container stopped, else that the connection was lost.
+// explainEnd returns io.EOF if the container has stopped, or an error that the connection was lost.
 func (c *console) explainEnd(ctx context.Context, cause error) error {
 	limited, cancel := context.WithTimeout(ctx, endWithin)
 	defer cancel()
 	for {
-		err := c.access.checkUnchanged(limited, c.of)
+		err := c.access.checkUnchanged(ctx, c.target)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, driver.ErrRetry), errors.Is(err, driver.ErrNotFound):
 			return io.EOF
-		case err == nil && kit.Pause(limited, c.access.options.Clock, endEvery) == nil:
+		case err == nil && kit.Pause(limited, c.access.options.Clock, endInterval) == nil:
 			continue
 		case err == nil:
 			err = cmp.Or(cause, errConnectionEnded)
 		}
-		return driver.Errorf(driver.ErrUnavailable, "the console of container %s is lost: %w", engine.ShortID(c.of.ID), err)
+		return driver.Errorf(driver.ErrUnavailable, "the console of container %s is lost: %w", engine.ShortID(c.target.ID), err)
 	}
 }
 
@@ -167,60 +164,20 @@ var errConnectionEnded = errors.New("the engine has ended the connection")
 // Read implements io.Reader.
 func (c *console) Read(p []byte) (int, error) { return c.screen.Read(p) }
 
-// Write sends what was typed to the main process. It waits for one that does not read.
-func (c *console) Write(p []byte) (int, error) {
-	line, err := c.openLine()
-	if err != nil {
-		return 0, err
-	}
-	n, err := line.Write(p)
-	switch {
-	case err == nil:
-		return n, nil
-	case c.ctx.Err() != nil:
-		return n, context.Cause(c.ctx)
-	}
-	return n, driver.Errorf(driver.ErrRetry, "typing to container %s: %w", engine.ShortID(c.of.ID), err)
-}
-
-// openLine returns the connection to the standard input, which belongs to this console from
-// then on.
-func (c *console) openLine() (io.WriteCloser, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.ctx.Err() != nil:
-		return nil, context.Cause(c.ctx)
-	case c.line != nil:
-		return c.line, nil
-	}
-	if holder, taken := writers.LoadOrStore(c.of.ID, c); taken && holder != c {
-		return nil, driver.ErrConsoleTaken
-	}
-	conn, err := c.access.attachTo(c.ctx, c.of, client.ContainerAttachOptions{Stream: true, Stdin: true, DetachKeys: noDetachKeys})
-	if err != nil {
-		writers.Delete(c.of.ID)
-		return nil, err
-	}
-	c.line = conn.Conn
-	return c.line, nil
-}
-
-// Close ends the console.
+// Close implements io.Closer.
 func (c *console) Close() error {
-	c.end(os.ErrClosed)
+	c.cancel(os.ErrClosed)
 	c.releaseWriter()
 	return nil
 }
 
-// releaseWriter gives up the right to write, once the console's context has ended.
+// releaseWriter lets another console write. Call it once the console's context has ended.
 func (c *console) releaseWriter() {
 	c.screen.endWith(context.Cause(c.ctx))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.line != nil {
-		_ = c.line.Close()
-		c.line = nil
-		writers.Delete(c.of.ID)
+	if c.input != nil {
+		c.input.release()
+		c.input = nil
 	}
 }

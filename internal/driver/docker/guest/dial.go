@@ -25,12 +25,12 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
-// dialTimeout limits the attempt at one address, so that there is time for another.
+// dialTimeout limits the attempt at one address, so that there is time to try the next.
 const dialTimeout = 5 * time.Second
 
-// Dial implements driver.Dialer. It connects to the address of the container, else to a port
-// of the engine's host that leads to it. The engine's proxy may accept a connection there
-// that the container does not accept, and close it.
+// Dial implements driver.Dialer. It connects to an address of the container, or else to a published
+// port on the engine's host. There the engine's proxy may accept a connection that the container
+// does not accept, and then close it.
 func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, driver.Errorf(driver.ErrInvalid, "port is %d: it must be 1 to 65535", port)
@@ -41,13 +41,13 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	}
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	at, err := a.findPlace(ctx, c)
+	where, err := a.locateContainer(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	r := route{port: uint16(port), published: c.publishedAddresses(uint16(port), at)}
-	if at.own {
-		r.own = c.ownAddresses(uint16(port))
+	r := route{port: uint16(port), published: c.publishedAddresses(uint16(port), where)}
+	if where.isContainerReachable {
+		r.direct = c.containerAddresses(uint16(port))
 	}
 	conn, err := r.dialServer(ctx)
 	if err != nil {
@@ -59,56 +59,56 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	return conn, nil
 }
 
-// place is where a container runs, as seen from this process. Only on the same host do an
-// address of the container and a loopback address mean the same to both; anywhere else they
-// may belong to another program.
-type place struct {
-	own  bool   // addresses of the container lead to it
-	host string // leads to published ports, if it is not empty
-	here bool   // host is this one, so that other addresses of it lead there too
+// location says by which addresses this process reaches a container. The container's addresses and
+// loopback addresses are only safe if the engine runs on this host: elsewhere they may belong to
+// another program.
+type location struct {
+	isContainerReachable bool   // by addresses of the container
+	host                 string // at which published ports are open; empty if unknown
+	isThisHost           bool   // host is this host, so that a port published on one address is reachable too
 }
 
 const localhost = "127.0.0.1"
 
-// findPlace finds that out. Docker Desktop forwards the ports of the virtual machine that it runs.
-func (a *Access) findPlace(ctx context.Context, c found) (place, error) {
+// locateContainer finds the location of a container. Docker Desktop forwards the ports of its virtual machine.
+func (a *Access) locateContainer(ctx context.Context, c inspected) (location, error) {
 	if c.isProcessHere() {
-		return place{own: true, host: localhost, here: true}, nil
+		return location{isContainerReachable: true, host: localhost, isThisHost: true}, nil
 	}
 	address := a.options.Engine.Address()
 	if host := remoteHost(address); host != "" {
-		return place{host: host}, nil
+		return location{host: host}, nil
 	}
 	machine, err := a.options.Engine.Machine(ctx)
 	switch {
 	case err != nil:
-		return place{}, err
-	case isThis(machine) && c.hasGatewayHere(): // another PID namespace, the network of the host
-		return place{own: true, host: localhost, here: true}, nil
-	case isThis(machine):
-		return place{own: true}, nil
+		return location{}, err
+	case isThisHost(machine) && c.hasGatewayHere(): // this process has another PID namespace, and the network of the host
+		return location{isContainerReachable: true, host: localhost, isThisHost: true}, nil
+	case isThisHost(machine):
+		return location{isContainerReachable: true}, nil
 	case machine.OperatingSystem == "Docker Desktop":
-		return place{host: localhost}, nil
+		return location{host: localhost}, nil
 	}
-	return place{}, driver.Errorf(driver.ErrInvalid,
+	return location{}, driver.Errorf(driver.ErrInvalid,
 		"no port of this server can be reached: the Docker engine at %s is on another host, %.60q, whose address is not known", address, machine.Name)
 }
 
-// isThis reports whether an engine's host is this one. It compares facts that no guest can influence.
-func isThis(m engine.Machine) bool {
+// isThisHost reports whether an engine's host is this host. It compares facts that no guest can influence.
+func isThisHost(m engine.Machine) bool {
 	name, err := os.Hostname()
-	kernel, failed := os.ReadFile("/proc/sys/kernel/osrelease")
-	memory, unknown := os.ReadFile("/proc/meminfo")
-	if err != nil || failed != nil || unknown != nil {
+	kernel, kernelErr := os.ReadFile("/proc/sys/kernel/osrelease")
+	memory, memoryErr := os.ReadFile("/proc/meminfo")
+	if err != nil || kernelErr != nil || memoryErr != nil {
 		return false
 	}
 	total := strings.Fields(string(memory)) // MemTotal: 1234 kB
 	return m.Name == name && m.Kernel == strings.TrimSpace(string(kernel)) && len(total) > 1 && total[1] == strconv.FormatInt(m.Memory/1024, 10)
 }
 
-// hasGatewayHere reports whether a gateway of the container is an address of this process's
-// network.
-func (c found) hasGatewayHere() bool {
+// hasGatewayHere reports whether a gateway of the container is an address in this process's network
+// namespace.
+func (c inspected) hasGatewayHere() bool {
 	addresses, _ := net.InterfaceAddrs()
 	names, networks := c.sortedNetworks()
 	return slices.ContainsFunc(names, func(name string) bool {
@@ -119,8 +119,8 @@ func (c found) hasGatewayHere() bool {
 	})
 }
 
-// remoteHost returns the host in an engine's address, or "" for a socket or a loopback
-// address, which may lead anywhere.
+// remoteHost returns the host in an engine's address, or "" for a socket or a loopback address,
+// which may be forwarded to any host.
 func remoteHost(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || u.Hostname() == "" || u.Hostname() == "localhost" {
@@ -132,15 +132,15 @@ func remoteHost(address string) string {
 	return u.Hostname()
 }
 
-// isProcessHere reports whether the container's main process is that process here: its
-// control group has the container's id.
-func (c found) isProcessHere() bool {
+// isProcessHere reports whether the container's main process has the same PID here: the control
+// group of that process has the container's id in its name.
+func (c inspected) isProcessHere() bool {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.State.Pid))
 	return err == nil && strings.Contains(string(groups), c.ID)
 }
 
 // sortedNetworks returns the container's networks in the order of their names.
-func (c found) sortedNetworks() (names []string, all map[string]*network.EndpointSettings) {
+func (c inspected) sortedNetworks() (names []string, all map[string]*network.EndpointSettings) {
 	if c.NetworkSettings == nil {
 		return nil, nil
 	}
@@ -149,7 +149,7 @@ func (c found) sortedNetworks() (names []string, all map[string]*network.Endpoin
 	return slices.Sorted(maps.Keys(all)), all
 }
 
-func (c found) ownAddresses(port uint16) (all []string) {
+func (c inspected) containerAddresses(port uint16) (all []string) {
 	names, networks := c.sortedNetworks()
 	for _, name := range names {
 		for _, ip := range []netip.Addr{networks[name].IPAddress, networks[name].GlobalIPv6Address} {
@@ -161,18 +161,18 @@ func (c found) ownAddresses(port uint16) (all []string) {
 	return all
 }
 
-// publishedAddresses returns where the engine's host has the port open: on all of its
-// addresses, or on one, which only that host is sure to have.
-func (c found) publishedAddresses(port uint16, location place) (all []string) {
-	if c.NetworkSettings == nil || location.host == "" {
+// publishedAddresses returns the addresses at which the engine's host publishes the port. It skips a
+// port that is published on a single address of another host, which may be unreachable from here.
+func (c inspected) publishedAddresses(port uint16, where location) (all []string) {
+	if c.NetworkSettings == nil || where.host == "" {
 		return nil
 	}
 	for _, b := range c.NetworkSettings.Ports[network.MustParsePort(strconv.Itoa(int(port))+"/tcp")] {
-		host, isOne := location.host, b.HostIP.IsValid() && !b.HostIP.IsUnspecified()
+		host, isSingle := where.host, b.HostIP.IsValid() && !b.HostIP.IsUnspecified()
 		switch {
-		case b.HostPort == "" || b.HostPort == "0", isOne && !location.here:
+		case b.HostPort == "" || b.HostPort == "0", isSingle && !where.isThisHost:
 			continue
-		case isOne:
+		case isSingle:
 			host = b.HostIP.String()
 		case host == localhost && b.HostIP.Is6():
 			host = netip.IPv6Loopback().String()
@@ -182,31 +182,31 @@ func (c found) publishedAddresses(port uint16, location place) (all []string) {
 	return all
 }
 
-// route is how a port of a container can be reached.
+// route has the addresses for a port of a container: addresses of the container, and of the engine's host.
 type route struct {
-	port           uint16
-	own, published []string
+	port              uint16
+	direct, published []string
 }
 
-// dialServer tries one address after the other. If the container itself refuses, no other leads
-// further.
+// dialServer tries one address after the other. If the container itself has refused the connection,
+// it does not try the published addresses.
 func (r route) dialServer(ctx context.Context) (net.Conn, error) {
-	var failed error
-	for n, address := range append(slices.Clone(r.own), r.published...) {
-		if n == len(r.own) && errors.Is(failed, syscall.ECONNREFUSED) {
+	var failure error
+	for n, address := range append(slices.Clone(r.direct), r.published...) {
+		if n == len(r.direct) && errors.Is(failure, syscall.ECONNREFUSED) {
 			break
 		}
 		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
 		if err == nil {
 			return conn, nil
 		}
-		failed = err
+		failure = err
 	}
 	switch {
 	case ctx.Err() != nil:
 		return nil, driver.Errorf(driver.ErrRetry, "connecting to port %d of the server: %w", r.port, context.Cause(ctx))
-	case failed == nil:
-		return nil, driver.Errorf(driver.ErrInvalid, "port %d of the server cannot be reached: no address of it leads there, and spec.ports does not publish the port on one", r.port)
+	case failure == nil:
+		return nil, driver.Errorf(driver.ErrInvalid, "port %d of the server cannot be reached: no address of the server is reachable from here, and spec.ports does not publish the port on one", r.port)
 	}
-	return nil, driver.Errorf(driver.ErrRetry, "port %d of the server takes no connection: %w", r.port, failed)
+	return nil, driver.Errorf(driver.ErrRetry, "port %d of the server takes no connection: %w", r.port, failure)
 }

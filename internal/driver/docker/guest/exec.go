@@ -9,12 +9,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -28,27 +28,27 @@ import (
 // execution is a command in a container.
 type execution struct {
 	access  *Access
-	of      found
+	target  inspected
 	request terminal.Command
-	id      string // by the engine
-	mark    string // in the environment of the command and of its children
+	id      string // the engine's ID of the command
+	mark    string // an environment variable of the command, which its child processes inherit
 
 	started, refused bool
-	refusal          bytes.Buffer // what the engine sent in place of output
+	refusal          bytes.Buffer // the engine's message, which it sends as output if it refuses the command
 }
 
-// Exec implements driver.Executor. The engine cannot end a command: if ctx ends first, a
-// shell in the container ends it, and all that it started, by a variable in their
-// environment (endCommand). In a container without a shell they go on.
+// Exec implements driver.Executor. The engine cannot end a command. If ctx ends first, a shell in the
+// container kills all processes whose environment has the mark (endCommand). In a container without a
+// shell they keep running.
 func (a *Access) Exec(ctx context.Context, uid types.UID, r terminal.Command) (exitCode int, err error) {
 	if len(r.Args) == 0 {
 		return 0, driver.Errorf(driver.ErrInvalid, "command is empty: it must be a program and its arguments")
 	}
-	of, err := a.findRunning(ctx, uid)
+	target, err := a.findRunning(ctx, uid)
 	if err != nil {
 		return 0, err
 	}
-	x := &execution{access: a, of: of, request: r, mark: "DROVER_EXEC=" + string(uuid.NewUUID())}
+	x := &execution{access: a, target: target, request: r, mark: "DROVER_EXEC=" + string(uuid.NewUUID())}
 	if err := x.createExec(ctx); err != nil {
 		return 0, err
 	}
@@ -60,8 +60,8 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r terminal.Command) (e
 }
 
 func (x *execution) createExec(ctx context.Context) error {
-	id, err := x.access.createExec(ctx, x.of.ID, client.ExecCreateOptions{
-		Cmd: x.request.Args, Env: []string{x.mark}, TTY: x.request.TTY, DetachKeys: noDetachKeys,
+	id, err := x.access.createExec(ctx, x.target.ID, client.ExecCreateOptions{
+		Cmd: x.request.Args, Env: append(slices.Clone(x.request.Env), x.mark), User: x.request.User, WorkingDir: x.request.WorkingDir, TTY: x.request.TTY, DetachKeys: noDetachKeys,
 		AttachStdin: x.request.Stdin != nil, AttachStdout: true, AttachStderr: true,
 	})
 	x.id = id
@@ -77,7 +77,7 @@ func (a *Access) createExec(ctx context.Context, container string, o client.Exec
 		return err
 	})
 	switch {
-	case errdefs.IsNotFound(err), errdefs.IsConflict(err): // it was removed, stopped or paused
+	case errdefs.IsNotFound(err), errdefs.IsConflict(err): // the container was removed, stopped or paused
 		err = driver.Errorf(driver.ErrRetry, "%w", err)
 	case errdefs.IsInvalidArgument(err):
 		err = driver.Errorf(driver.ErrInvalid, "%w", err)
@@ -85,12 +85,12 @@ func (a *Access) createExec(ctx context.Context, container string, o client.Exec
 	return id, err
 }
 
-// startExec starts the command and returns the connection to it. Its refusal, if the engine
-// refuses to start it, comes as output.
+// startExec starts the command and returns the connection to it. If the engine refuses to start the
+// command, the connection has the engine's message in place of output.
 func (x *execution) startExec(ctx context.Context) (conn client.HijackedResponse, err error) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
-	err = x.access.options.Engine.Change(ctx, "start a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
+	err = x.access.options.Engine.Change(ctx, "start a command in container "+engine.ShortID(x.target.ID), func(ctx context.Context, e *client.Client) error {
 		res, err := e.ExecAttach(ctx, x.id, client.ExecAttachOptions{TTY: x.request.TTY})
 		conn = res.HijackedResponse
 		return err
@@ -98,7 +98,7 @@ func (x *execution) startExec(ctx context.Context) (conn client.HijackedResponse
 	return conn, err
 }
 
-// runCommand is connected to a command until it has ended.
+// runCommand copies input and output until the command has ended, and returns its exit code.
 func (x *execution) runCommand(ctx context.Context, conn client.HijackedResponse) (exitCode int, err error) {
 	running, end := context.WithCancel(ctx)
 	var sizes sync.WaitGroup
@@ -126,15 +126,12 @@ func (x *execution) runCommand(ctx context.Context, conn client.HijackedResponse
 	return 0, err
 }
 
-// endOfTransmission is Ctrl-D.
-var endOfTransmission = []byte{4}
-
-// sendInput sends the input, and its end. It stays with a Read of the caller's that does not
-// return. A terminal is not closed, because the engine would close the output too: its end of
-// input is a key, which counts at the beginning of a line and ends an unfinished one.
+// sendInput sends the input, and its end. It outlasts Exec if the caller's Stdin does not return from
+// Read. It does not close a terminal, because the engine would close the output too, but sends Ctrl-D:
+// once at the beginning of a line, twice within a line.
 func (x *execution) sendInput(conn client.HijackedResponse) {
 	if !x.request.TTY {
-		_, _ = io.Copy(conn.Conn, x.request.Stdin) // an error ends the output as well
+		_, _ = io.Copy(conn.Conn, x.request.Stdin) // receiveOutput returns an error of the connection
 		_ = conn.CloseWrite()
 		return
 	}
@@ -142,14 +139,19 @@ func (x *execution) sendInput(conn client.HijackedResponse) {
 	if _, err := io.Copy(io.MultiWriter(conn.Conn, &last), x.request.Stdin); err != nil {
 		return
 	}
-	if last != '\n' && last != '\r' {
-		_, _ = conn.Conn.Write(endOfTransmission)
-	}
-	_, _ = conn.Conn.Write(endOfTransmission)
+	_, _ = conn.Conn.Write(last.endOfInput())
 }
 
-// lastByte is the last byte that was written to it.
+// lastByte is a writer that keeps the last byte that was written.
 type lastByte byte
+
+// endOfInput returns what ends the input of a terminal after that byte: Ctrl-D, twice within a line.
+func (b lastByte) endOfInput() []byte {
+	if b == '\n' || b == '\r' {
+		return []byte{4}
+	}
+	return []byte{4, 4}
+}
 
 // Write implements io.Writer.
 func (b *lastByte) Write(p []byte) (int, error) {
@@ -159,8 +161,8 @@ func (b *lastByte) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// followSize sends the sizes of the terminal to the engine, which waits for the command to
-// start. An error means that it has ended.
+// followSize sends changes of the terminal's size to the engine, which applies them once the command
+// has started. It ignores errors: the terminal then keeps its size.
 func (x *execution) followSize(ctx context.Context) {
 	for {
 		select {
@@ -189,22 +191,18 @@ func (x *execution) resizeTerminal(ctx context.Context, size terminal.Size) {
 // receiveOutput copies the output until the command closes it.
 func (x *execution) receiveOutput(ctx context.Context, reader io.Reader) error {
 	stdout, stderr := x.gateOutput(ctx, x.request.Stdout), x.gateOutput(ctx, x.request.Stderr)
-	var err error
-	if x.request.TTY {
-		_, err = io.Copy(stdout, reader)
-	} else {
-		_, err = stdcopy.StdCopy(stdout, stderr, reader)
-	}
-	if failed, ok := errors.AsType[receiverError](err); ok {
-		return failed.error
+	output := newFrames(reader, x.request.TTY)
+	err := terminal.CopySplit(stdout, stderr, output)
+	if receiver, ok := errors.AsType[receiverError](err); ok {
+		return receiver.error
 	}
 	if err != nil {
-		return driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s is lost: %w", engine.ShortID(x.of.ID), err)
+		return driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s is lost: %w", engine.ShortID(x.target.ID), err)
 	}
 	return nil
 }
 
-// gateOutput returns a writer that passes output on once it is known to be the command's.
+// gateOutput returns a writer that passes the command's output on, but keeps the message of a refusal.
 func (x *execution) gateOutput(ctx context.Context, writer io.Writer) io.Writer {
 	if writer == nil {
 		writer = io.Discard
@@ -229,17 +227,17 @@ type writerFunc func(p []byte) (int, error)
 // Write implements io.Writer.
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// receiverError is an error that is not the connection's.
+// receiverError is an error of the receiver of the output, not of the connection.
 type receiverError struct{ error }
 
 const (
-	stateEvery = 10 * time.Millisecond
-	// codeWithin is how long the engine may take from the end of the output to the exit code.
-	codeWithin = 10 * time.Second
+	stateInterval = 10 * time.Millisecond
+	// exitCodeWithin is how long the engine may take from the end of the output to the exit code.
+	exitCodeWithin = 10 * time.Second
 )
 
-// awaitStart waits until the command has a process id, or has ended. One that ends without
-// has never started.
+// awaitStart waits until the command has a process ID, or has ended. A command that has ended without
+// a process ID was refused.
 func (x *execution) awaitStart(ctx context.Context) error {
 	if x.started || x.refused {
 		return nil
@@ -250,13 +248,13 @@ func (x *execution) awaitStart(ctx context.Context) error {
 	return err
 }
 
-func (x *execution) awaitState(ctx context.Context, reached func(client.ExecInspectResult) bool) (state client.ExecInspectResult, err error) {
+func (x *execution) awaitState(ctx context.Context, isReached func(client.ExecInspectResult) bool) (state client.ExecInspectResult, err error) {
 	for {
 		state, err = x.inspectExec(ctx)
-		if err != nil || reached(state) {
+		if err != nil || isReached(state) {
 			return state, err
 		}
-		if err := kit.Pause(ctx, x.access.options.Clock, stateEvery); err != nil {
+		if err := kit.Pause(ctx, x.access.options.Clock, stateInterval); err != nil {
 			return state, err
 		}
 	}
@@ -265,7 +263,7 @@ func (x *execution) awaitState(ctx context.Context, reached func(client.ExecInsp
 func (x *execution) inspectExec(ctx context.Context) (state client.ExecInspectResult, err error) {
 	ctx, cancel := x.access.withTimeout(ctx)
 	defer cancel()
-	err = x.access.options.Engine.Read(ctx, "inspect a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) (err error) {
+	err = x.access.options.Engine.Read(ctx, "inspect a command in container "+engine.ShortID(x.target.ID), func(ctx context.Context, e *client.Client) (err error) {
 		state, err = e.ExecInspect(ctx, x.id, client.ExecInspectOptions{})
 		return err
 	})
@@ -274,12 +272,12 @@ func (x *execution) inspectExec(ctx context.Context) (state client.ExecInspectRe
 
 // awaitEnd returns the exit code of a command whose output has ended.
 func (x *execution) awaitEnd(ctx context.Context) (exitCode int, err error) {
-	limited, cancel := context.WithTimeout(ctx, codeWithin)
+	limited, cancel := context.WithTimeout(ctx, exitCodeWithin)
 	defer cancel()
 	state, err := x.awaitState(limited, func(r client.ExecInspectResult) bool { return !r.Running })
 	switch {
 	case err != nil && ctx.Err() == nil && limited.Err() != nil:
-		return 0, driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s has ended before the command", engine.ShortID(x.of.ID))
+		return 0, driver.Errorf(driver.ErrUnavailable, "the connection to the command in container %s has ended before the command", engine.ShortID(x.target.ID))
 	case err != nil:
 		return 0, err
 	case state.PID == 0:
@@ -292,11 +290,11 @@ func (x *execution) awaitEnd(ctx context.Context) (exitCode int, err error) {
 func (x *execution) explainRefusal() error {
 	text := cmp.Or(strings.TrimSpace(x.refusal.String()), "the engine gives no reason")
 	kind := cmp.Or(driver.CommandError(text), driver.ErrRetry)
-	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Args[0], engine.ShortID(x.of.ID), text)
+	return driver.Errorf(kind, "command %q cannot be started in container %s: %.500s", x.request.Args[0], engine.ShortID(x.target.ID), text)
 }
 
-// endScript ends every process whose environment has the text of its argument: first with the
-// signal of a terminal that was closed, then by force. It needs nothing but a shell.
+// endScript ends every process whose environment has the script's argument: first with SIGHUP, after
+// two seconds with SIGKILL. It needs only a shell, no other programs.
 const endScript = `
 end() {
 	for p in /proc/[0-9]*; do
@@ -311,19 +309,19 @@ end HUP
 sleep 2
 end KILL`
 
-// endWait is how long Exec stays, after its context has ended, to have the command ended.
-const endWait = 5 * time.Second
+// endTimeout limits how long Exec takes to start endScript, after its context has ended.
+const endTimeout = 5 * time.Second
 
-// endCommand has the command ended. It is best effort: the container may lack a shell.
+// endCommand runs endScript in the container. It ignores errors, since the container may lack a shell.
 func (x *execution) endCommand(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
-	id, err := x.access.createExec(ctx, x.of.ID, client.ExecCreateOptions{Cmd: []string{"sh", "-c", endScript, "sh", x.mark}})
+	id, err := x.access.createExec(ctx, x.target.ID, client.ExecCreateOptions{Cmd: []string{"sh", "-c", endScript, "sh", x.mark}})
 	if err == nil {
-		err = x.access.options.Engine.Change(ctx, "end a command in container "+engine.ShortID(x.of.ID), func(ctx context.Context, e *client.Client) error {
+		err = x.access.options.Engine.Change(ctx, "end a command in container "+engine.ShortID(x.target.ID), func(ctx context.Context, e *client.Client) error {
 			_, err := e.ExecStart(ctx, id, client.ExecStartOptions{Detach: true})
 			return err
 		})
 	}
-	x.access.options.Log.V(1).Info("Ended a command whose caller has left", "container", engine.ShortID(x.of.ID), "err", err)
+	x.access.options.Log.V(1).Info("Tried to end a command whose caller has left", "container", engine.ShortID(x.target.ID), "err", err)
 }

@@ -1,14 +1,13 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guest reaches into containers that Drover runs: it reads their output, attaches
+// Package guest gives access to containers that Drover runs: it reads their output, attaches
 // to their console, runs commands in them, connects to their ports and lists their network
-// interfaces. It changes no container.
+// interfaces. It does not change containers.
 //
-// Start with Access, whose exported methods are optional interfaces of the driver contract,
-// one in each file. A call that answers at once has the call timeout; what is open
-// afterwards (a log that is followed, a console, a command, a connection) lasts until its
-// context ends or the container stops.
+// Start with Access, whose exported methods are optional interfaces of package driver, one
+// in each file. The call timeout limits how long the engine takes to answer. Open logs,
+// consoles, commands and connections last until their context ends or the container stops.
 package guest
 
 import (
@@ -30,11 +29,10 @@ import (
 // Options has the clients and settings that an Access needs.
 type Options struct {
 	Engine *engine.Client
-	// Find returns the id of the only container of a UID, among those of this cluster that
-	// were not released.
+	// Find returns the id of the container of a UID. It ignores released containers and those of
+	// other clusters.
 	Find func(ctx context.Context, uid types.UID) (id string, err error)
-	// PreviousEnd returns the end of the run of a container before the last, or zero if that is not
-	// known.
+	// PreviousEnd returns the end of a container's previous run, before its last one, or zero if unknown.
 	PreviousEnd func(id string) time.Time
 	// CallTimeout limits how long the engine takes to answer.
 	CallTimeout time.Duration
@@ -42,7 +40,7 @@ type Options struct {
 	Log         logr.Logger
 }
 
-// Access reaches into the containers of one cluster on one engine.
+// Access gives access to the containers of one cluster on one engine.
 type Access struct{ options Options }
 
 var (
@@ -53,19 +51,19 @@ var (
 	_ driver.InterfaceLister = (*Access)(nil)
 )
 
-// New returns an Access.
+// New returns an Access with options.
 func New(o Options) *Access { return &Access{o} }
 
 // findContainer inspects the container of a server.
-func (a *Access) findContainer(ctx context.Context, uid types.UID) (found, error) {
+func (a *Access) findContainer(ctx context.Context, uid types.UID) (inspected, error) {
 	if err := driver.CheckUID(uid); err != nil {
-		return found{}, err
+		return inspected{}, err
 	}
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
 	id, err := a.options.Find(ctx, uid)
 	if err != nil {
-		return found{}, err
+		return inspected{}, err
 	}
 	return a.inspectContainer(ctx, id)
 }
@@ -74,16 +72,16 @@ func (a *Access) withTimeout(ctx context.Context) (context.Context, context.Canc
 	return context.WithTimeout(ctx, a.options.CallTimeout)
 }
 
-func (a *Access) inspectContainer(ctx context.Context, id string) (found, error) {
+func (a *Access) inspectContainer(ctx context.Context, id string) (inspected, error) {
 	c, err := a.options.Engine.Inspect(ctx, id)
 	if errdefs.IsNotFound(err) {
 		err = driver.Errorf(driver.ErrNotFound, "container %s is gone", engine.ShortID(id))
 	}
-	return found(c), err
+	return inspected(c), err
 }
 
-// findRunning is findContainer for calls that need a process in the container that runs.
-func (a *Access) findRunning(ctx context.Context, uid types.UID) (found, error) {
+// findRunning returns the container of a server, or ErrRetry if it does not run or is paused.
+func (a *Access) findRunning(ctx context.Context, uid types.UID) (inspected, error) {
 	c, err := a.findContainer(ctx, uid)
 	if err == nil {
 		err = c.checkRunning()
@@ -91,29 +89,29 @@ func (a *Access) findRunning(ctx context.Context, uid types.UID) (found, error) 
 	return c, err
 }
 
-// checkUnchanged checks that the same run of the container goes on. A container that
-// stopped meanwhile has given its address to another one, and a call that attaches to it
-// would start it.
-func (a *Access) checkUnchanged(ctx context.Context, before found) error {
+// checkUnchanged checks that the container is still in the same run, before and after a call
+// that attaches or connects. The address of a container that has stopped may belong to another
+// container, and to attach to a stopped container would start it.
+func (a *Access) checkUnchanged(ctx context.Context, earlier inspected) error {
 	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	now, err := a.inspectContainer(ctx, before.ID)
+	now, err := a.inspectContainer(ctx, earlier.ID)
 	if err != nil {
 		return err
 	}
 	if err := now.checkRunning(); err != nil {
 		return err
 	}
-	if !now.isSameRun(before) {
-		return driver.Errorf(driver.ErrRetry, "container %s was restarted during the call", engine.ShortID(before.ID))
+	if !now.isSameRun(earlier) {
+		return driver.Errorf(driver.ErrRetry, "container %s was restarted during the call", engine.ShortID(earlier.ID))
 	}
 	return nil
 }
 
-// found is a container as it was inspected.
-type found container.InspectResponse
+// inspected is a container with the state that the engine has reported.
+type inspected container.InspectResponse
 
-func (c found) checkRunning() error {
+func (c inspected) checkRunning() error {
 	switch {
 	case c.State == nil:
 		return driver.Errorf(driver.ErrRetry, "the server does not run: the engine does not report the state of container %s", engine.ShortID(c.ID))
@@ -126,27 +124,27 @@ func (c found) checkRunning() error {
 }
 
 // hasProcess reports whether the container runs, paused or not.
-func (c found) hasProcess() bool {
+func (c inspected) hasProcess() bool {
 	return c.State != nil && (c.State.Status == container.StateRunning || c.State.Status == container.StatePaused)
 }
 
-func (c found) isSameRun(other found) bool {
+func (c inspected) isSameRun(other inspected) bool {
 	return c.State != nil && other.State != nil && c.State.StartedAt == other.State.StartedAt
 }
 
-func (c found) hasTerminal() bool { return c.Config != nil && c.Config.Tty }
+func (c inspected) hasTerminal() bool { return c.Config != nil && c.Config.Tty }
 
-// openStream makes a call whose answer is open until ctx ends. If the engine does not begin
-// to answer in time, end is called.
-func (a *Access) openStream(ctx context.Context, end context.CancelCauseFunc, action string, call engine.Call) error {
-	answer, cancel := a.withTimeout(ctx)
-	defer cancel()
-	stop := context.AfterFunc(answer, func() { end(answer.Err()) })
+// openStream makes a call that opens a stream, which lasts until ctx ends. If the engine does not
+// begin to answer in time, openStream calls cancel, which ends ctx.
+func (a *Access) openStream(ctx context.Context, cancel context.CancelCauseFunc, action string, call engine.Call) error {
+	limited, cancelLimit := a.withTimeout(ctx)
+	defer cancelLimit()
+	stop := context.AfterFunc(limited, func() { cancel(limited.Err()) })
 	defer stop()
 	return a.options.Engine.Read(ctx, action, func(ctx context.Context, e *client.Client) error {
 		err := call(ctx, e)
-		if late := answer.Err(); err != nil && late != nil {
-			return fmt.Errorf("%w (%w)", late, err)
+		if timeout := limited.Err(); err != nil && timeout != nil {
+			return fmt.Errorf("%w (%w)", timeout, err)
 		}
 		return err
 	})

@@ -4,8 +4,8 @@
 package guest
 
 import (
-	"bufio"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -24,6 +25,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 )
@@ -85,7 +87,7 @@ func TestRunBegin(t *testing.T) {
 		"ended second run":      {"exited", at(9_000), at(9_001), "no", time.Second, at(8_000)},
 		"ended soon again":      {"exited", at(9_000), at(9_001), "always", 8800 * time.Millisecond, at(8_900)},
 	} {
-		of := found{Created: at(0), HostConfig: &container.HostConfig{RestartPolicy: container.RestartPolicy{Name: c.policy}}, State: &container.State{Status: c.status, StartedAt: c.began, FinishedAt: c.ended}}
+		of := inspected{Created: at(0), HostConfig: &container.HostConfig{RestartPolicy: container.RestartPolicy{Name: c.policy}}, State: &container.State{Status: c.status, StartedAt: c.began, FinishedAt: c.ended}}
 		access := New(Options{PreviousEnd: func(string) time.Time {
 			if c.before == 0 {
 				return time.Time{}
@@ -98,25 +100,55 @@ func TestRunBegin(t *testing.T) {
 
 func TestSkipLines(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("x", 100)
+	long := strings.Repeat("x", 10_000)
 	for _, c := range []struct {
 		text string
-		most int64
-		want int64
+		skip int64
+		want int64 // lines in all
 		rest string
 	}{
 		{"", 5, 0, ""},
-		{"a\nb\nc", 0, 0, "a\nb\nc"},
-		{"a\nb\nc", 2, 2, "c"},
+		{"a\nb\nc", 0, 3, "a\nb\nc"},
+		{"a\nb\nc", 2, 3, "c"},
 		{"a\nb\nc", 9, 3, ""},
 		{"a\n\n\n", 9, 3, ""},
-		{long + "\n" + long, 1, 1, long},
+		{long + "\n" + long, 1, 2, long},
 		{long, 9, 1, ""},
 	} {
-		r := bufio.NewReaderSize(strings.NewReader(c.text), 16)
-		n, err := skipLines(r, c.most)
+		n, countErr := countLines(strings.NewReader(c.text))
+		r := strings.NewReader(c.text)
+		err := skipLines(r, c.skip)
 		rest, _ := io.ReadAll(r)
-		assert.True(t, err == nil && n == c.want && string(rest) == c.rest, "%d lines of %.20q: skipped %d, %v, and left %.20q", c.most, c.text, n, err, rest)
+		assert.True(t, errors.Join(countErr, err) == nil && n == c.want && string(rest) == c.rest, "%.20q: has %d lines, %v; after %d of them, %v, %.20q is left", c.text, n, countErr, c.skip, err, rest)
+	}
+}
+
+// TestFrames checks that each stream is read as the engine has sent it, and that a cut or bad frame is an error.
+func TestFrames(t *testing.T) {
+	t.Parallel()
+	frame := func(stream byte, text string) string {
+		return string(binary.BigEndian.AppendUint32([]byte{stream, 0, 0, 0}, uint32(len(text)))) + text //nolint:gosec // a short text
+	}
+	long := strings.Repeat("long", 5000)
+	for name, c := range map[string]struct {
+		sent           string
+		isRaw          bool
+		stdout, stderr string
+		want           string // in the error
+	}{
+		"nothing":        {},
+		"both":           {sent: frame(1, "a") + frame(2, "b") + frame(1, "") + frame(0, "c") + frame(2, long), stdout: "ac", stderr: "b" + long},
+		"terminal":       {sent: frame(1, "a"), isRaw: true, stdout: frame(1, "a")},
+		"cut header":     {sent: frame(1, "a") + "\x01\x00", stdout: "a", want: "unexpected EOF"},
+		"cut frame":      {sent: frame(2, long)[:100], stderr: long[:92], want: "unexpected EOF"},
+		"engine's error": {sent: frame(1, "a") + frame(3, "no log"), stdout: "a", want: "no log"},
+		"unknown stream": {sent: frame(4, "a"), want: "stream 4"},
+	} {
+		var stdout, stderr strings.Builder
+		err := terminal.CopySplit(&stdout, &stderr, newFrames(iotest.OneByteReader(strings.NewReader(c.sent)), c.isRaw))
+		assert.Equal(t, name+": stdout", stdout.String(), c.stdout)
+		assert.Equal(t, name+": stderr", stderr.String(), c.stderr)
+		assert.ErrorSays(t, name, err, c.want)
 	}
 }
 
@@ -136,7 +168,7 @@ func TestRemoteHost(t *testing.T) {
 func TestAddresses(t *testing.T) {
 	t.Parallel()
 	ip := netip.MustParseAddr
-	c := found{NetworkSettings: &container.NetworkSettings{
+	c := inspected{NetworkSettings: &container.NetworkSettings{
 		Networks: map[string]*network.EndpointSettings{
 			"b": {IPAddress: ip("172.18.0.2")}, "a": {IPAddress: ip("172.17.0.2"), GlobalIPv6Address: ip("2001:db8::2")}, "host": {}, "none": nil,
 		},
@@ -148,13 +180,13 @@ func TestAddresses(t *testing.T) {
 		},
 	}}
 	for name, check := range map[string]struct{ got, want []string }{
-		"own":       {c.ownAddresses(80), []string{"172.17.0.2:80", "[2001:db8::2]:80", "172.18.0.2:80"}},
-		"this host": {c.publishedAddresses(80, place{own: true, host: localhost, here: true}), []string{"127.0.0.1:8080", "[::1]:8081", "172.17.0.1:8082"}},
+		"own":       {c.containerAddresses(80), []string{"172.17.0.2:80", "[2001:db8::2]:80", "172.18.0.2:80"}},
+		"this host": {c.publishedAddresses(80, location{isContainerReachable: true, host: localhost, isThisHost: true}), []string{"127.0.0.1:8080", "[::1]:8081", "172.17.0.1:8082"}},
 		// An address of the other host may be another machine's here.
-		"other host": {c.publishedAddresses(80, place{host: "docker.example.org"}), []string{"docker.example.org:8080", "docker.example.org:8081"}},
-		"desktop":    {c.publishedAddresses(80, place{host: localhost}), []string{"127.0.0.1:8080", "[::1]:8081"}},
-		"unknown":    {c.publishedAddresses(80, place{own: true}), nil},
-		"no port":    {c.publishedAddresses(81, place{host: localhost}), nil},
+		"other host": {c.publishedAddresses(80, location{host: "docker.example.org"}), []string{"docker.example.org:8080", "docker.example.org:8081"}},
+		"desktop":    {c.publishedAddresses(80, location{host: localhost}), []string{"127.0.0.1:8080", "[::1]:8081"}},
+		"unknown":    {c.publishedAddresses(80, location{isContainerReachable: true}), nil},
+		"no port":    {c.publishedAddresses(81, location{host: localhost}), nil},
 	} {
 		assert.True(t, slices.Equal(check.got, check.want), "%s: got %v, want %v", name, check.got, check.want)
 	}
@@ -172,12 +204,12 @@ func TestRoute(t *testing.T) {
 		route route
 		want  error
 	}{
-		"own":                        {route{own: []string{open}}, nil},
-		"second container address":   {route{own: []string{refusing, open}}, nil},
-		"published":                  {route{own: []string{unreachable}, published: []string{open}}, nil},
+		"own":                        {route{direct: []string{open}}, nil},
+		"second container address":   {route{direct: []string{refusing, open}}, nil},
+		"published":                  {route{direct: []string{unreachable}, published: []string{open}}, nil},
 		"published only":             {route{published: []string{open}}, nil},
-		"refused, though published":  {route{own: []string{refusing}, published: []string{open}}, driver.ErrRetry},
-		"unreachable, not published": {route{own: []string{unreachable}}, driver.ErrRetry},
+		"refused, though published":  {route{direct: []string{refusing}, published: []string{open}}, driver.ErrRetry},
+		"unreachable, not published": {route{direct: []string{unreachable}}, driver.ErrRetry},
 		"nowhere":                    {route{}, driver.ErrInvalid},
 	} {
 		conn, err := c.route.dialServer(t.Context())
@@ -198,19 +230,19 @@ func TestPlace(t *testing.T) {
 	assert.NoError(t, err)
 	here, err := e.Machine(t.Context())
 	assert.Require(t, err == nil, "the tests need a Docker engine on this host, which hack/dockerd.sh installs and starts: %v", err)
-	bridge := func(gateway string) found {
-		return found{State: &container.State{}, NetworkSettings: &container.NetworkSettings{Networks: map[string]*network.EndpointSettings{"bridge": {Gateway: netip.MustParseAddr(gateway)}}}}
+	bridge := func(gateway string) inspected {
+		return inspected{State: &container.State{}, NetworkSettings: &container.NetworkSettings{Networks: map[string]*network.EndpointSettings{"bridge": {Gateway: netip.MustParseAddr(gateway)}}}}
 	}
 	for label, c := range map[string]struct {
 		name, system string
 		gateway      string
-		want         place
+		want         location
 		refused      bool
 	}{
-		"this host":                {name, here.OperatingSystem, "127.0.0.1", place{own: true, host: localhost, here: true}, false},
-		"this host, other network": {name, here.OperatingSystem, "203.0.113.1", place{own: true}, false},
-		"other host":               {name + "2", here.OperatingSystem, "127.0.0.1", place{}, true},
-		"Docker Desktop":           {"docker-desktop", "Docker Desktop", "127.0.0.1", place{host: localhost}, false},
+		"this host":                {name, here.OperatingSystem, "127.0.0.1", location{isContainerReachable: true, host: localhost, isThisHost: true}, false},
+		"this host, other network": {name, here.OperatingSystem, "203.0.113.1", location{isContainerReachable: true}, false},
+		"other host":               {name + "2", here.OperatingSystem, "127.0.0.1", location{}, true},
+		"Docker Desktop":           {"docker-desktop", "Docker Desktop", "127.0.0.1", location{host: localhost}, false},
 	} {
 		info := fmt.Sprintf(`{"Name": %q, "OperatingSystem": %q, "KernelVersion": %q, "MemTotal": %d}`, c.name, c.system, here.Kernel, here.Memory)
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -220,7 +252,7 @@ func TestPlace(t *testing.T) {
 		}))
 		e, err := engine.New(strings.Replace(server.URL, "http", "tcp", 1), clock.RealClock{})
 		assert.NoError(t, err)
-		got, err := New(Options{Engine: e}).findPlace(t.Context(), bridge(c.gateway))
+		got, err := New(Options{Engine: e}).locateContainer(t.Context(), bridge(c.gateway))
 		assert.True(t, got == c.want && errors.Is(err, driver.ErrInvalid) == c.refused, "%s: got %+v, %v, want %+v", label, got, err, c.want)
 		server.Close()
 	}

@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/guest/report"
 )
 
-// Interfaces implements driver.InterfaceLister. The engine reports an interface by its
-// network, not by the name that it has in the container.
+// Interfaces implements driver.InterfaceLister. An interface has the name of its network, since
+// the engine does not report its name in the container.
 func (a *Access) Interfaces(ctx context.Context, uid types.UID) ([]report.Interface, error) {
 	c, err := a.findContainer(ctx, uid)
 	if err != nil {

@@ -8,24 +8,23 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math"
 	"os"
 	"strconv"
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/docker/engine"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
-// Logs implements driver.LogReader. The engine keeps one log for all runs of a container and
-// knows only when the last one began: the log is the output from then on, and the previous
-// log is everything before, of as many runs as there were.
+// Logs implements driver.LogReader. The engine keeps one log for all runs of a container, and knows
+// only when the last run began. So the log is the output since then, and the previous log is all
+// earlier output, of one run or more.
 func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
@@ -44,34 +43,39 @@ func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	if o.TailLines != nil {
 		options.Tail = strconv.FormatInt(*o.TailLines, 10)
 	}
-	return a.openLog(ctx, c, options)
+	l, err := a.openLog(ctx, c, options)
+	if err != nil {
+		return nil, err
+	}
+	l.skip = [2]int64{o.SkipStdout, o.SkipStderr}
+	return l, nil
 }
 
 const (
-	// shortestStart is less than any engine takes from the end of a run to the first output
-	// of the next, and more than it takes from that to writing down that it began.
+	// shortestStart is less than any engine takes from the end of a run to the first output of the next
+	// run, and more than any engine takes from that output to the recorded start.
 	shortestStart = 100 * time.Millisecond
 	longestStart  = time.Second
-	// firstStart is how soon after its creation the first run of a container begins.
+	// firstStart is the longest time from the creation of a container to its first run.
 	firstStart = 10 * time.Second
 )
 
-// runBegin returns a time between the end of the run before the last and the first output
-// of the last one, or zero for the first run. That output is often older than the time at
-// which the engine says the run began. The engine writes the end of a run over that of the
-// run before: of a run which has ended, that is known only if this process has started it. Else a job that
-// began soon after its creation is taken for one that ran once. A run may have ended before the time at which
-// the engine says that it began.
-func (a *Access) runBegin(c found) time.Time {
-	began, ended, before := engine.ParseTime(c.State.StartedAt), engine.ParseTime(c.State.FinishedAt), a.options.PreviousEnd(c.ID)
+// runBegin returns a time between the end of the previous run and the first output of the last run, or zero for the
+// first run.
+//
+// The first output is often older than the start that the engine has recorded, and a run may even have ended before its
+// recorded start. The engine keeps only the last end. If the last run has ended, the previous end is known only if this
+// process has started the last run. Otherwise a job that began soon after its creation counts as one that ran once.
+func (a *Access) runBegin(c inspected) time.Time {
+	began, ended, previousEnd := engine.ParseTime(c.State.StartedAt), engine.ParseTime(c.State.FinishedAt), a.options.PreviousEnd(c.ID)
 	if !c.hasEnded() {
-		before = ended
+		previousEnd = ended
 	}
-	switch between := began.Sub(before); {
+	switch pause := began.Sub(previousEnd); {
 	case ended.IsZero():
 		return time.Time{}
-	case between > 0 && !before.IsZero():
-		return began.Add(-min(between/2, longestStart))
+	case pause > 0 && !previousEnd.IsZero():
+		return began.Add(-min(pause/2, longestStart))
 	case c.isJob() && began.Sub(engine.ParseTime(c.Created)) < firstStart:
 		return time.Time{}
 	}
@@ -85,13 +89,13 @@ func earlierOf(a, b time.Time) time.Time {
 	return a
 }
 
-// hasEnded reports whether the last run is over, so that the engine's time of an end is the end of that.
-func (c found) hasEnded() bool {
+// hasEnded reports whether the last run is over, so that FinishedAt is its end.
+func (c inspected) hasEnded() bool {
 	return c.State.Status == container.StateExited || c.State.Status == container.StateDead
 }
 
 // isJob reports whether the engine starts a container only once.
-func (c found) isJob() bool {
+func (c inspected) isJob() bool {
 	return c.HostConfig != nil && c.HostConfig.RestartPolicy.Name == container.RestartPolicyDisabled
 }
 
@@ -102,87 +106,93 @@ func formatTime(t time.Time) string {
 	return t.Format(time.RFC3339Nano)
 }
 
-// log is the output of a container, its standard output and error merged.
+// log is the output of a container. It implements driver.SplitLog.
 type log struct {
-	io.Reader
-	end context.CancelCauseFunc
+	*frames
+	cancel context.CancelCauseFunc
+	skip   [2]int64 // how much of stdout and stderr not to return
+}
+
+// ReadStream implements driver.SplitLog.
+func (l *log) ReadStream(p []byte) (int, bool, error) {
+	for {
+		n, isStderr, err := l.frames.ReadStream(p)
+		skip := &l.skip[0]
+		if isStderr {
+			skip = &l.skip[1]
+		}
+		skipped := min(int64(n), *skip)
+		*skip -= skipped
+		if n = copy(p, p[skipped:n]); n > 0 || err != nil {
+			return n, isStderr, err
+		}
+	}
+}
+
+// Read implements io.Reader.
+func (l *log) Read(p []byte) (int, error) {
+	n, _, err := l.ReadStream(p)
+	return n, err
 }
 
 // Close implements io.Closer.
 func (l *log) Close() error {
-	l.end(os.ErrClosed)
+	l.cancel(os.ErrClosed)
 	return nil
 }
 
-// openLog opens a part of the container's log. It ends with ctx.
-func (a *Access) openLog(ctx context.Context, c found, o client.ContainerLogsOptions) (*log, error) {
-	ctx, end := context.WithCancelCause(ctx)
+// openLog opens a part of the container's log, which ends with ctx.
+func (a *Access) openLog(ctx context.Context, c inspected, o client.ContainerLogsOptions) (*log, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	o.ShowStdout, o.ShowStderr = true, true
 	var body io.ReadCloser
-	err := a.openStream(ctx, end, "read the log of container "+engine.ShortID(c.ID), func(ctx context.Context, e *client.Client) (err error) {
+	err := a.openStream(ctx, cancel, "read the log of container "+engine.ShortID(c.ID), func(ctx context.Context, e *client.Client) (err error) {
 		body, err = e.ContainerLogs(ctx, c.ID, o)
 		return err
 	})
 	if err != nil {
-		end(err)
-		return nil, explainLog(err)
+		cancel(err)
+		return nil, explainLogError(err)
 	}
-	out, in := io.Pipe()
-	context.AfterFunc(ctx, func() {
-		_ = body.Close()
-		_ = out.CloseWithError(context.Cause(ctx)) // for a copy that waits for its reader
-	})
-	go func() {
-		err := copyOutput(in, body, c.hasTerminal())
-		if err != nil && ctx.Err() == nil {
-			err = driver.Errorf(driver.ErrUnavailable, "the engine has cut off the log of container %s: %w", engine.ShortID(c.ID), err)
-		}
-		_ = in.CloseWithError(err)
-	}()
-	return &log{Reader: endsWith{out, ctx}, end: end}, nil
+	context.AfterFunc(ctx, func() { _ = body.Close() })
+	return &log{frames: newFrames(logBody{body, ctx, engine.ShortID(c.ID)}, c.hasTerminal()), cancel: cancel}, nil
 }
 
-// endsWith replaces an error that the end of a context caused by the cause of that.
-type endsWith struct {
+// logBody is the engine's answer. If ctx ends, Read fails with its cause.
+type logBody struct {
 	io.Reader
-	ctx context.Context
+	ctx       context.Context
+	container string
 }
 
 // Read implements io.Reader.
-func (r endsWith) Read(p []byte) (int, error) {
+func (r logBody) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
-	if err != nil && r.ctx.Err() != nil {
+	switch {
+	case err == nil:
+	case r.ctx.Err() != nil:
 		err = context.Cause(r.ctx)
+	case !errors.Is(err, io.EOF):
+		err = driver.Errorf(driver.ErrUnavailable, "the engine has cut off the log of container %s: %w", r.container, err)
 	}
 	return n, err
 }
 
-// copyOutput copies what a container prints. Without a terminal the engine sends standard
-// output and error in frames.
-func copyOutput(writer io.Writer, reader io.Reader, hasTerminal bool) (err error) {
-	if hasTerminal {
-		_, err = io.Copy(writer, reader)
-	} else {
-		_, err = stdcopy.StdCopy(writer, writer, reader)
-	}
-	return err
-}
-
-func explainLog(err error) error {
+func explainLogError(err error) error {
 	switch {
 	case errdefs.IsNotFound(err):
 		return driver.Errorf(driver.ErrNotFound, "%w", err)
 	case errdefs.IsNotImplemented(err):
-		return driver.Errorf(driver.ErrUnsupported, "%w: the engine's log driver keeps nothing that can be read", err)
+		return driver.Errorf(driver.ErrUnsupported, "%w: the engine's log driver does not keep a log that can be read", err)
 	}
 	return err
 }
 
-var errNoPrevious = driver.Errorf(driver.ErrRetry, "no output of a previous run is known: a container that was replaced took its log with it")
+var errNoPrevious = driver.Errorf(driver.ErrRetry, "the output of a previous run is not known: the log of a container that was replaced is gone")
 
-// openPrevious opens what was printed before the last run. The engine counts lines from the
-// end of the whole log, so the last ones before that run are found by reading it twice.
-func (a *Access) openPrevious(ctx context.Context, c found, tail *int64) (io.ReadCloser, error) {
+// openPrevious opens the output before the last run. The engine can only count lines from the end of
+// the whole log. So for the last lines before that run, openPrevious reads the output twice.
+func (a *Access) openPrevious(ctx context.Context, c inspected, tail *int64) (io.ReadCloser, error) {
 	until := a.runBegin(c)
 	if until.IsZero() {
 		return nil, errNoPrevious
@@ -200,47 +210,53 @@ func (a *Access) openPrevious(ctx context.Context, c found, tail *int64) (io.Rea
 	if err != nil {
 		return nil, err
 	}
-	buffered := bufio.NewReader(l.Reader)
-	if _, err := buffered.Peek(1); err != nil {
-		_ = l.Close()
-		if errors.Is(err, io.EOF) {
-			err = errNoPrevious
-		}
-		return nil, err
+	if _, err = l.body.Peek(1); err == nil {
+		err = skipLines(l, skip)
+	} else if errors.Is(err, io.EOF) {
+		err = errNoPrevious
 	}
-	_, err = skipLines(buffered, skip)
-	l.Reader = buffered
 	if err != nil {
 		_ = l.Close()
+		return nil, err
 	}
-	return l, err
+	return l, nil
 }
 
-func (a *Access) countLines(ctx context.Context, c found, o client.ContainerLogsOptions) (int64, error) {
+func (a *Access) countLines(ctx context.Context, c inspected, o client.ContainerLogsOptions) (n int64, err error) {
 	l, err := a.openLog(ctx, c, o)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = l.Close() }()
-	return skipLines(bufio.NewReader(l), math.MaxInt64)
+	return countLines(l)
 }
 
-// skipLines reads up to a number of lines, and returns how many there were.
-func skipLines(r *bufio.Reader, most int64) (n int64, err error) {
-	for begun := false; n < most; {
-		part, err := r.ReadSlice('\n')
-		begun = begun || len(part) > 0
+// countLines reads to the end, and returns the number of lines. The last line may lack a newline.
+func countLines(r io.Reader) (n int64, err error) {
+	scanner := bufio.NewReader(r)
+	for isInLine := false; ; {
+		b, err := scanner.ReadByte()
 		switch {
-		case errors.Is(err, bufio.ErrBufferFull):
-			continue
-		case errors.Is(err, io.EOF) && begun:
-			return n + 1, nil // a line without an end
-		case errors.Is(err, io.EOF):
-			return n, nil
+		case errors.Is(err, io.EOF) && isInLine:
+			return n + 1, nil
 		case err != nil:
-			return n, err
+			return n, terminal.IgnoreEOF(err)
 		}
-		n, begun = n+1, false
+		if isInLine = b != '\n'; !isInLine {
+			n++
+		}
 	}
-	return n, nil
+}
+
+// skipLines reads n lines, and nothing after them.
+func skipLines(r io.Reader, n int64) error {
+	for char := make([]byte, 1); n > 0; {
+		if _, err := r.Read(char); err != nil {
+			return terminal.IgnoreEOF(err)
+		}
+		if char[0] == '\n' {
+			n--
+		}
+	}
+	return nil
 }

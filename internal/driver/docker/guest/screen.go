@@ -11,21 +11,20 @@ import (
 	"sync"
 )
 
-// How much output a screen keeps.
 const (
-	// screenSize is how much a reader may be behind. The engine holds up a container whose
-	// output an attached client does not take, so a console always does.
+	// screenSize bounds the unread output in bytes. A console always reads from the engine, since the
+	// engine blocks a container whose attached client does not read.
 	screenSize = 256 << 10
-	// earlierSize is how much of the earlier output a reader gets.
+	// earlierSize bounds the output from before the console was opened, in bytes.
 	earlierSize = 4 << 10
 )
 
-// screen has the output of a console that was not read yet.
+// screen has the unread output of a console.
 type screen struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	text    []byte
-	end     error // after the text
+	end     error // the error that Read returns after the text
 }
 
 func newScreen() *screen {
@@ -34,7 +33,7 @@ func newScreen() *screen {
 	return s
 }
 
-// Write adds output. It never waits: what a slow reader has not read is dropped.
+// Write adds output. It never blocks, but drops the oldest output if the reader is too slow.
 func (s *screen) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +42,7 @@ func (s *screen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Read waits for output, or for the end.
+// Read implements io.Reader.
 func (s *screen) Read(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +57,7 @@ func (s *screen) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// endWith ends the output. Only the first end counts.
+// endWith ends the output with an error, unless it has ended already.
 func (s *screen) endWith(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,8 +67,8 @@ func (s *screen) endWith(err error) {
 	s.changed.Broadcast()
 }
 
-// putBefore adds output from before the screen was attached. What was printed while the
-// two overlapped is in both.
+// putBefore adds earlier output at the beginning. It removes the overlap: output that is both in the
+// engine's log and in the attached stream.
 func (s *screen) putBefore(earlier []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +76,7 @@ func (s *screen) putBefore(earlier []byte) {
 	s.changed.Broadcast()
 }
 
-// overlapLength returns the length of the longest text that ends a and begins b.
+// overlapLength returns the length of the longest suffix of a that is a prefix of b.
 func overlapLength(a, b []byte) int {
 	for n := min(len(a), len(b)); n > 0; n-- {
 		if bytes.HasSuffix(a, b[:n]) {
@@ -87,10 +86,10 @@ func overlapLength(a, b []byte) int {
 	return 0
 }
 
-// keepEnd drops the beginning of a text that is too long.
+// keepEnd returns the last size bytes of a text.
 func keepEnd(text []byte, size int) []byte { return text[max(0, len(text)-size):] }
 
-// readEnd reads everything and returns the end of it.
+// readEnd reads to io.EOF and returns the last size bytes.
 func readEnd(r io.Reader, size int) ([]byte, error) {
 	var text []byte
 	buffer := make([]byte, size)

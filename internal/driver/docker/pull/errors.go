@@ -15,14 +15,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/docker/engine"
 )
 
-// pullError is the cause of a failed pull: a fixed text, without the registry's answer.
+// pullError is the cause of a failed pull as a fixed message, which does not quote the registry.
 type pullError struct{ text string }
 
 func (e pullError) Error() string { return e.text }
 
-// failures are the causes of a failed pull; the first match applies. The text of the
-// engine is not passed on, because it repeats the registry's answer: a user who may name
-// an image also chooses the registry, and with it the target of its redirects.
+// failures are the causes of a failed pull; the first match applies. The engine's message is not
+// passed on, because it quotes the registry. A user who names an image also chooses the
+// registry, which may redirect to internal addresses whose answers the user must not see.
 var failures = []struct {
 	pattern *regexp.Regexp
 	text    string
@@ -45,8 +45,8 @@ var failures = []struct {
 	{regexp.MustCompile(`(?i)digest|checksum|verification failed`), "content does not match its digest"},
 }
 
-// explainError leaves out a registry's answer. An error of the client, for example that the
-// engine cannot be reached, is returned unchanged.
+// explainError replaces an error from the engine, which may quote a registry, by a fixed message. It
+// returns an error from the client unchanged, for example if the engine cannot be reached.
 func explainError(err error) error {
 	if engine.IsNetworkError(err) || engine.IsContextError(err) {
 		return err
@@ -59,8 +59,8 @@ func explainError(err error) error {
 	return pullError{statusCodeText(err) + "the engine's log has the cause"}
 }
 
-// statusCodeText is the status code of an answer, if it adds something to the fact that the
-// pull failed.
+// statusCodeText returns the HTTP status code of an error as the beginning of a message. It is empty
+// for codes that say only that the pull failed.
 func statusCodeText(err error) string {
 	code := 0
 	if message, ok := errors.AsType[*jsonstream.Error](err); ok {

@@ -9,40 +9,40 @@ import (
 	"github.com/moby/moby/api/types/jsonstream"
 )
 
-// progress sums up the progress of a pull, which is reported by layer.
+// progress has the progress of a pull by layer, as the engine reports it.
 type progress map[string]layerProgress
 
 type layerProgress struct {
-	current, total int64 // a registry need not state the total, which is 0 then
+	current, total int64 // bytes; total is 0 if the registry does not state it
 	complete       bool
 }
 
-// addMessage adds a message of the engine, and passes on how many bytes were received since the last one.
+// addMessage adds a message of the engine. It passes the newly received bytes and the expected size on to f.
 func (p progress) addMessage(m jsonstream.Message, f Fetch) error {
 	if m.ID == "" {
 		return nil
 	}
-	before := p[m.ID]
-	now := before
+	previous := p[m.ID]
+	now := previous
 	switch m.Status {
 	case "Downloading":
 		if m.Progress != nil {
-			now.current, now.total = max(m.Progress.Current, before.current), max(m.Progress.Total, 0)
+			now.current, now.total = max(m.Progress.Current, previous.current), max(m.Progress.Total, 0)
 		}
 	case "Download complete", "Extracting", "Pull complete", "Already exists":
 		now.total = max(now.total, now.current)
 		now.current, now.complete = now.total, true
 	}
 	p[m.ID] = now
-	f.Received(max(now.current-before.current, 0))
+	f.Received(max(now.current-previous.current, 0))
 	if total := p.expectedBytes(); total > 0 {
 		return f.Expect(total)
 	}
 	return nil
 }
 
-// expectedBytes returns how many bytes all layers have, as far as that is known. Until all layers are complete, it is
-// more than was received.
+// expectedBytes returns the size of all layers that is known so far. It exceeds the received bytes until all layers are
+// complete.
 func (p progress) expectedBytes() (total int64) {
 	for _, l := range p {
 		if l.complete {
@@ -54,8 +54,8 @@ func (p progress) expectedBytes() (total int64) {
 	return total
 }
 
-// describe returns the progress for people, such as "pulling nginx: 34% (12.3/36.1 MB)". The size of a
-// layer that has not begun is unknown, so the total can grow.
+// describe returns a status such as "pulling nginx: 34% (12.3/36.1 MB)". The total can grow, since the size
+// of a layer is unknown before its download begins.
 func (p progress) describe(image string) string {
 	var current, total int64
 	complete := true

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pull has a Docker Engine pull images. It describes the progress for people, and
-// replaces errors that may repeat what a registry answered.
+// Package pull makes a Docker Engine pull images. It describes the progress for users, and
+// replaces errors that may quote a registry. Start with Image.
 package pull
 
 import (
@@ -15,14 +15,13 @@ import (
 type Fetch interface {
 	// Report is called with the status, such as "pulling nginx: 34% (12.3/36.1 MB)".
 	Report(status string)
-	// Expect is called with the size of all layers in bytes, as far as that is known. If it fails, the pull ends
-	// with its error.
+	// Expect is called with the size of all layers in bytes that is known so far. An error ends the pull.
 	Expect(total int64) error
-	// Received is called with a number of bytes that were received.
+	// Received is called with the number of bytes that were received since the last call.
 	Received(bytes int64)
 }
 
-// Image pulls an image.
+// Image pulls an image, and reports the progress to f.
 func Image(ctx context.Context, c *client.Client, image string, f Fetch) error {
 	stream, err := c.ImagePull(ctx, image, client.ImagePullOptions{})
 	if err != nil {

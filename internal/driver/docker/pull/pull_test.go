@@ -44,7 +44,7 @@ func TestExplainError(t *testing.T) {
 		for how, err := range map[string]error{
 			"an answer":         fmt.Errorf("Error response from daemon: %w", errors.New(text)),
 			"one of the stream": &jsonstream.Error{Message: text},
-			"out of reach":      fmt.Errorf("%w: %s", errdefs.ErrUnavailable, text),
+			"unreachable":       fmt.Errorf("%w: %s", errdefs.ErrUnavailable, text),
 		} {
 			if got := explainError(err); got.Error() != want || engine.IsConnectionLost(got) {
 				t.Errorf("%s, %q: it is explained as %q, want %q; lost: %v", how, text, got, want, engine.IsConnectionLost(got))
@@ -72,8 +72,8 @@ func (f *fetched) Expect(total int64) error {
 	return nil
 }
 
-// TestReceived checks that a pull has received as much as it expects only once every layer is complete, whether its
-// registry states the size or not, also if a layer starts over.
+// TestReceived checks that the received bytes reach the expected bytes only once every layer is complete, even if the
+// registry does not state the size or a layer starts over.
 func TestReceived(t *testing.T) {
 	t.Parallel()
 	p, f := progress{}, &fetched{}

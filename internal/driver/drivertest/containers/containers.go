@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containers has the cases that every driver of container images passes, with the same
-// images and specs: a container and a machine of one image do the same, but for what
-// docs/drivers.md lists.
+// Package containers has the tests for every driver that runs container images. A container and a
+// machine of the same image and spec must behave alike; docs/drivers.md lists the exceptions.
 //
-// Start with Run. cases.go has the images and specs; the image itself is framework.BusyBoxImage.
+// Start with Run. cases.go has the images and specs; framework.BusyBoxImage makes the images. RunImages does the same
+// with images of real programs, which programs.go lists. RunWorkloads is for machines alone: workloads.go.
 package containers
 
 import (
@@ -14,12 +14,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -27,39 +29,63 @@ import (
 
 // Harness describes a driver to the cases.
 type Harness struct {
-	// Open returns a driver that takes images by tag from a registry without TLS on this host, and
-	// removes at the end of the test what the engine has of them.
+	// Open returns a driver that pulls images by tag from a registry without TLS on this host. At the end
+	// of the test it removes them from the engine.
 	Open func(t *testing.T, registry string) driver.Driver
-	// IsMachine is set if a server is a machine and not a container: it has a disk of the size that
-	// the spec says, its command is not process 1, and the guest notices missing parts of the image.
-	// It takes seconds to boot, so the gate has some of the cases.
+	// IsMachine is set if the driver boots an image in a virtual machine. A machine has a root disk of the
+	// size in the spec, its command is not process 1 unless it is an init, and only its guest notices missing files of the image.
+	// It takes seconds to boot, so that the gate runs only some of the cases.
 	IsMachine bool
+	// Dir has all files that the driver makes. It is empty for an engine elsewhere.
+	Dir string
 }
 
 // Run runs all cases.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	e := &env{Harness: h, registry: framework.NewRegistry(t, nil)}
-	e.driver = h.Open(t, e.registry)
-	e.add(t, "Server", true, e.testServer)
-	e.add(t, "FirstProcess", false, e.testFirstProcess)
-	e.add(t, "NoCommand", true, e.testNoCommand)
+	e := newEnv(t, h)
+	e.runCase(t, "Server", true, e.testServer)
+	for _, init := range []driver.Init{"", driver.InitImage, driver.InitDrover} {
+		e.runCase(t, "FirstProcess/"+string(init), false, func(t *testing.T) { e.testFirstProcess(t, init) })
+	}
+	e.runCase(t, "NoCommand", true, e.testNoCommand)
+	e.runCase(t, "Volumes", false, e.testVolumes)
+	for path, text := range badMountPaths {
+		e.runCase(t, "MountPath"+path, true, func(t *testing.T) { e.testBadMountPath(t, path, text) })
+	}
+	e.runCase(t, "HealthCheck", false, e.testHealthCheck)
+	e.runCase(t, "KernelSysctl", false, e.testKernelSysctl)
+	e.runCase(t, "Files", true, e.testFiles)
+	e.runCase(t, "Input", true, e.testInput)
+	for name, init := range map[string]driver.Init{"Terminal": "", "TerminalOfFirstProcess": driver.InitImage} {
+		e.runCase(t, name, false, func(t *testing.T) { e.testTerminal(t, init) })
+	}
+	for name, hasTerminal := range map[string]bool{"NoInput": false, "TerminalWithoutInput": true} {
+		e.runCase(t, name, false, func(t *testing.T) { e.testNoInput(t, hasTerminal) })
+	}
 	for name, j := range jobs {
-		e.add(t, "Job/"+name, j.inGate, func(t *testing.T) { e.testJob(t, j) })
+		e.runCase(t, "Job/"+name, j.inGate, func(t *testing.T) { e.testJob(t, j) })
 	}
 	for name, f := range faults {
-		e.add(t, "Fault/"+name, false, func(t *testing.T) { e.testFault(t, f) })
+		e.runCase(t, "Fault/"+name, false, func(t *testing.T) { e.testFault(t, f) })
 	}
 }
 
-// env is the environment of the cases.
+// env has the driver under test and its registry.
 type env struct {
 	Harness
 	registry string
 	driver   driver.Driver
 }
 
-func (e *env) add(t *testing.T, name string, inGate bool, run func(t *testing.T)) {
+func newEnv(t *testing.T, h Harness) *env {
+	t.Helper()
+	e := &env{Harness: h, registry: framework.NewRegistry(t, nil)}
+	e.driver = h.Open(t, e.registry)
+	return e
+}
+
+func (e *env) runCase(t *testing.T, name string, inGate bool, run func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
 		if e.IsMachine && !inGate {
@@ -69,13 +95,19 @@ func (e *env) add(t *testing.T, name string, inGate bool, run func(t *testing.T)
 	})
 }
 
-// newSpec returns a server of an image that the registry has from now on. It is removed at the end of
-// the case.
-func (e *env) newSpec(t *testing.T, image v1.Config) driver.ServerSpec {
+// newSpec pushes an image with the configuration, and returns the spec of a server that runs it. The server
+// is removed at the end of the case.
+func (e *env) newSpec(t *testing.T, config v1.Config) driver.ServerSpec {
+	t.Helper()
+	return e.specOfImage(t, framework.BusyBoxImage(t, config))
+}
+
+// specOfImage is newSpec for an image that exists.
+func (e *env) specOfImage(t *testing.T, image v1.Image) driver.ServerSpec {
 	t.Helper()
 	uid := uuid.NewUUID()
-	source := e.registry + "/busybox:" + string(uid)
-	framework.PushImage(t, source, framework.BusyBoxImage(t, image))
+	source := e.registry + "/image:" + string(uid)
+	framework.PushImage(t, source, image)
 	target := driver.Target{UID: uid, Epoch: 1}
 	t.Cleanup(func() {
 		assert.Eventually(t, "the clean-up after the case", func(t testing.TB) error {
@@ -92,30 +124,30 @@ func (e *env) newSpec(t *testing.T, image v1.Config) driver.ServerSpec {
 	}
 }
 
-// start repeats Ensure until a run other than old has begun, which may have ended since.
-func (e *env) start(t *testing.T, spec driver.ServerSpec, old string) (s driver.Server) {
+// startRun repeats Ensure until it returns a run other than old. That run may have ended already.
+func (e *env) startRun(t *testing.T, spec driver.ServerSpec, old string) (s driver.Server) {
 	t.Helper()
 	assert.Eventually(t, "Ensure begins a run", func(testing.TB) error {
 		var err error
 		s, err = e.driver.Ensure(t.Context(), spec)
 		assert.Require(t, err == nil || errors.Is(err, driver.ErrRetry), "Ensure: %v", err)
 		if s.Run == "" || s.Run == old {
-			return fmt.Errorf("it is %+v, %w", s, errors.Join(err, driver.ErrRetry))
+			return fmt.Errorf("the server is %+v, %w", s, errors.Join(err, driver.ErrRetry))
 		}
 		return err
 	})
-	assert.True(t, len(s.Pending) == 0, "at its start Pending is %v", s.Pending)
+	assert.True(t, len(s.Pending) == 0, "fields that wait for a restart right after the start: %v", s.Pending)
 	return s
 }
 
-// wantEnd waits until a run has ended, and checks how.
-func (e *env) wantEnd(t *testing.T, spec driver.ServerSpec, code int, message string) {
+// wantExit waits until the server's run has ended, and checks its exit code, reason and message.
+func (e *env) wantExit(t *testing.T, spec driver.ServerSpec, code int, message string) {
 	t.Helper()
 	var exit *driver.Exit
 	assert.Eventually(t, "the server ends", func(t testing.TB) error {
 		all, err := e.driver.List(t.Context(), spec.UID)
 		if err != nil || len(all) != 1 || all[0].State != driver.StateStopped || all[0].Exit == nil {
-			return fmt.Errorf("it is %+v, %w", all, errors.Join(err, driver.ErrRetry))
+			return fmt.Errorf("the list is %+v, %w", all, errors.Join(err, driver.ErrRetry))
 		}
 		exit = all[0].Exit
 		return nil
@@ -125,47 +157,57 @@ func (e *env) wantEnd(t *testing.T, spec driver.ServerSpec, code int, message st
 		reason = "Completed"
 	}
 	assert.True(t, exit.Code == code && exit.Reason == reason && exit.Message == message,
-		"it ended with %+v, want code %d, reason %s and the message %q", exit, code, reason, message)
+		"the exit is %+v, want code %d, reason %s and the message %q", exit, code, reason, message)
 }
 
-// log returns what a server has printed.
-func (e *env) log(t testing.TB, spec driver.ServerSpec) string {
+// readLog returns what a server has printed to standard output and standard error.
+func (e *env) readLog(t testing.TB, spec driver.ServerSpec) (stdout, stderr string) {
 	t.Helper()
 	reader, ok := driver.As[driver.LogReader](e.driver)
 	assert.Require(t, ok, "the driver does not implement driver.LogReader")
 	log, err := reader.Logs(t.Context(), spec.UID, driver.LogOptions{})
 	assert.NoError(t, err)
 	defer func() { _ = log.Close() }()
-	text, err := io.ReadAll(log)
-	assert.NoError(t, err)
-	return string(text)
+	split, ok := log.(driver.SplitLog)
+	assert.Require(t, ok, "the log is a %T, which does not implement driver.SplitLog", log)
+	var out, errs strings.Builder
+	assert.NoError(t, terminal.CopySplit(&out, &errs, split))
+	return out.String(), errs.String()
 }
 
-// prints waits until a server has printed a text.
-func (e *env) prints(t *testing.T, spec driver.ServerSpec, text string) {
+// wantPrinted checks what a server has printed.
+func (e *env) wantPrinted(t *testing.T, spec driver.ServerSpec, stdout, stderr string) {
 	t.Helper()
-	assert.Eventually(t, "it prints "+text, func(t testing.TB) error {
-		assert.Contains(t, "it has printed", e.log(t, spec), text)
+	gotOutput, gotErrors := e.readLog(t, spec)
+	assert.Equal(t, "standard output", gotOutput, stdout)
+	assert.Equal(t, "standard error", gotErrors, stderr)
+}
+
+func (e *env) waitForOutput(t *testing.T, spec driver.ServerSpec, text string) {
+	t.Helper()
+	assert.Eventually(t, "the server prints "+text, func(t testing.TB) error {
+		stdout, _ := e.readLog(t, spec)
+		assert.Contains(t, "the server's output", stdout, text)
 		return nil
 	})
 }
 
-// get returns what a server answers at the first of its published ports.
-func (e *env) get(t *testing.T, s driver.Server, path string) (text string) {
+// getPage returns a page from the web server at the first published port.
+func (e *env) getPage(t *testing.T, s driver.Server, path string) (text string) {
 	t.Helper()
 	assert.Require(t, len(s.Ports) != 0, "no port is published: %+v", s)
 	url := fmt.Sprintf("http://127.0.0.1:%d%s", s.Ports[0].HostPort, path)
 	assert.Eventually(t, url, func(t testing.TB) error {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 		assert.NoError(t, err)
-		answer, err := http.DefaultClient.Do(request)
+		response, err := http.DefaultClient.Do(request)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = answer.Body.Close() }()
-		body, err := io.ReadAll(answer.Body)
+		defer func() { _ = response.Body.Close() }()
+		body, err := io.ReadAll(response.Body)
 		text = string(body)
-		assert.True(t, answer.StatusCode == http.StatusOK, "it answers %s", answer.Status)
+		assert.True(t, response.StatusCode == http.StatusOK, "the server answers %s", response.Status)
 		return err
 	})
 	return text

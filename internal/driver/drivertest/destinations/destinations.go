@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package destinations has the cases of destinations that a guest reaches, and of senders that reach it: a program in the guest tries every
-// way out, and the test every way in. They are the same for all drivers; what comes of them stands in tables.
+// Package destinations has the tests of which addresses a guest can reach, and who can reach the guest. The program
+// test/prober in the guest sends to every kind of destination, and the test sends to every port of the guest.
 //
-// Start with outward and inward in tables.go, and with Run here. The program is test/prober. Packets go only to this host
-// and to network namespaces that the test makes, unless a driver is broken.
+// Start with the tables outward and inward in tables.go, which have the expected results for each driver, and with Run.
+// Packets go only to this host and to network namespaces that the test makes, unless a driver is broken.
 package destinations
 
 import (
@@ -33,7 +33,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// Egress has the settings of an operator.
+// Egress has the operator's policy for connections out of guests: deny all, or the networks Denied.
 type Egress struct {
 	Deny   bool
 	Denied []string
@@ -41,127 +41,127 @@ type Egress struct {
 
 // Harness describes a driver to the cases.
 type Harness struct {
-	// Open returns the driver of a new engine, which takes images by tag from a registry without TLS on this host.
+	// Open returns a driver for a new engine, which pulls images by tag from a registry without TLS on this host.
 	Open func(t *testing.T, registry string, egress Egress) driver.Driver
-	// IsMachine is set if a server is a machine, which has an edge, and not a container.
+	// IsMachine is set if a server is a virtual machine. Its network is then Drover's gateway in user space (package edge).
 	IsMachine bool
-	// PreparePod is set if a server is a machine in a pod, which boots no container image. It connects the pod's network,
-	// and completes the spec of a guest that has the same programs, and serves by its arguments.
-	PreparePod func(t *testing.T, around Surroundings, spec *driver.ServerSpec)
+	// PreparePod is set if a server is a machine in a pod, which cannot boot a container image. PreparePod connects the
+	// pod's network, and sets an image that has sh, ip and prober, and runs prober with the spec's arguments.
+	PreparePod func(t *testing.T, surroundings Surroundings, spec *driver.ServerSpec)
 }
 
-// Surroundings are the addresses around a pod.
+// Surroundings are the hosts around a pod.
 type Surroundings struct {
 	// Hosts are the addresses of the node, which is this host.
 	Hosts []string
-	// Network is the namespace of the other host, at the address Outside.
+	// Network is the network namespace that acts as another host. Outside is its address.
 	Network, Outside string
-	// Prober is the program, which the guest runs as prober, beside sh and ip.
+	// Prober is the path of the program test/prober on this host.
 	Prober string
 }
 
-// Run runs the cases. The gate has one guest, which tries what needs no other.
+// Run runs the tests. Outside the full tier, the test of a machine has a single guest and skips the rows about peers.
 func Run(t *testing.T, h Harness) {
 	t.Helper()
-	framework.RequireRoot(t, "make a network namespace, which is another host")
-	w := newWorld(t, h)
-	t.Run("allow", func(t *testing.T) { w.tryWith(t, "", Egress{}) })
+	framework.RequireRoot(t, "make a network namespace that acts as another host")
+	b := newTestbed(t, h)
+	t.Run("allow", func(t *testing.T) { b.testPolicy(t, "", Egress{}) })
 	if !h.IsMachine || h.PreparePod != nil || !tier.IsFull() {
 		return
 	}
-	t.Run("deny", func(t *testing.T) { w.tryWith(t, "deny", Egress{Deny: true}) })
-	t.Run("denied", func(t *testing.T) { w.tryWith(t, "denied", Egress{Denied: []string{w.outside + "/32"}}) })
+	t.Run("deny", func(t *testing.T) { b.testPolicy(t, "deny", Egress{Deny: true}) })
+	t.Run("denied", func(t *testing.T) { b.testPolicy(t, "denied", Egress{Denied: []string{b.outside + "/32"}}) })
 }
 
-// world is the host and its surroundings.
-type world struct {
+// testbed has this host's listeners and the other host, which guests try to reach.
+type testbed struct {
 	Harness
 
 	registry, image string
-	// prober is the program, and network the namespace of the other host, at the address outside.
+	// prober is the path of test/prober. network is the network namespace that acts as another host, at address outside.
 	prober, network, outside string
-	// hosts are the addresses of this host without loopback, and own the listeners of the test, one at each of them.
-	// Another listener has the port of every address, and own6 are its addresses of IPv6.
-	hosts, own, own6 []string
-	port             string
+	// hosts are this host's IPv4 addresses without loopback. The test has separate listeners at each of them, and one
+	// common listener with commonPort at all addresses. common6 are the IPv6 addresses of the common listener.
+	hosts, separate, common6 []string
+	commonPort               string
 
-	mu    sync.Mutex
-	heard []string // by those listeners
+	mu       sync.Mutex
+	received []string // protocol and sender of all that reached this host's listeners
 }
 
-// theHost is the answer of the host's listeners.
+// theHost is the answer of this host's listeners.
 const theHost = "the host"
 
-func newWorld(t *testing.T, h Harness) *world {
+func newTestbed(t *testing.T, h Harness) *testbed {
 	t.Helper()
-	w := &world{Harness: h, registry: framework.NewRegistry(t, nil), prober: filepath.Join(framework.ShortTempDir(t), "prober")}
-	assert.NoError(t, framework.BuildStatic(w.prober, "test/prober"))
+	b := &testbed{Harness: h, registry: framework.NewRegistry(t, nil), prober: filepath.Join(framework.ShortTempDir(t), "prober")}
+	assert.NoError(t, framework.BuildStatic(b.prober, "test/prober"))
 	busyBox, err := framework.BusyBoxLayer(t.Context())
 	assert.NoError(t, err)
-	layer := framework.TarOf(t, "bin/prober", []byte(framework.ReadFile(t, w.prober)))
+	layer := framework.TarOf(t, "bin/prober", []byte(framework.ReadFile(t, b.prober)))
 	image, err := framework.LayersImage(v1.Config{Entrypoint: []string{"/bin/prober", "serve"}, Env: []string{"PATH=/bin"}}, busyBox, layer)
 	assert.NoError(t, err)
-	w.image = w.registry + "/prober:1"
-	framework.PushImage(t, w.image, image)
-	w.network, w.outside = framework.NewNetwork(t, 18)
-	w.serveOutside(t)
-	w.serveHost(t)
-	return w
+	b.image = b.registry + "/prober:1"
+	framework.PushImage(t, b.image, image)
+	b.network, b.outside = framework.NewNetwork(t, 18)
+	b.serveOutside(t)
+	b.serveHost(t)
+	return b
 }
 
-// serveOutside answers on the other host.
-func (w *world) serveOutside(t *testing.T) {
+// serveOutside runs a server in the network namespace that acts as another host.
+func (b *testbed) serveOutside(t *testing.T) {
 	t.Helper()
-	server := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", "netns", "exec", w.network, w.prober, "serve", "outside") //nolint:gosec // a program of this repository
+	server := exec.CommandContext(context.WithoutCancel(t.Context()), "ip", "netns", "exec", b.network, b.prober, "serve", "outside") //nolint:gosec // a program of this repository
 	assert.NoError(t, server.Start())
 	t.Cleanup(func() {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 	})
-	at := net.JoinHostPort(w.outside, "80")
+	address := net.JoinHostPort(b.outside, "80")
 	assert.Eventually(t, "the other host answers", func(t testing.TB) error {
-		got := tryFrom(t, []string{w.prober}, target{Protocol: "tcp", Address: at}, target{Protocol: "udp", Address: at})
-		assert.True(t, got[0] == "outside" && got[1] == "outside", "it answers %q", got)
+		got := runProber(t, []string{b.prober}, target{Protocol: "tcp", Address: address}, target{Protocol: "udp", Address: address})
+		assert.True(t, got[0] == "outside" && got[1] == "outside", "the results are %q", got)
 		return nil
 	})
 }
 
-// otherTests is where networks of tests are, which come and go.
-var otherTests = netip.MustParsePrefix("198.18.0.0/15")
+// testNetworks has the addresses of the networks that tests add to and remove from this host.
+var testNetworks = netip.MustParsePrefix("198.18.0.0/15")
 
-// serveHost listens at all addresses of the host together, and at each of them.
-func (w *world) serveHost(t *testing.T) {
+// serveHost opens a listener for all addresses of this host together, and one for each address.
+func (b *testbed) serveHost(t *testing.T) {
 	t.Helper()
-	w.port = w.listen(t, "[::]:0")
+	b.commonPort = b.listen(t, "[::]:0")
 	all, err := net.InterfaceAddrs()
 	assert.NoError(t, err)
 	var targets []target
 	for _, a := range all {
 		ip := netip.MustParsePrefix(a.String()).Addr()
 		switch {
-		case ip.IsLoopback() || ip.IsLinkLocalUnicast() || otherTests.Contains(ip) && ip != w.link():
+		case ip.IsLoopback() || ip.IsLinkLocalUnicast() || (testNetworks.Contains(ip) && ip != b.linkAddress()):
 		case ip.Is6():
-			w.own6 = append(w.own6, net.JoinHostPort(ip.String(), w.port))
+			b.common6 = append(b.common6, net.JoinHostPort(ip.String(), b.commonPort))
 		default:
-			w.hosts = append(w.hosts, ip.String())
-			w.own = append(w.own, net.JoinHostPort(ip.String(), w.listen(t, net.JoinHostPort(ip.String(), "0"))))
-			targets = append(targets, target{Protocol: "tcp", Address: net.JoinHostPort(ip.String(), w.port)})
+			b.hosts = append(b.hosts, ip.String())
+			b.separate = append(b.separate, net.JoinHostPort(ip.String(), b.listen(t, net.JoinHostPort(ip.String(), "0"))))
+			targets = append(targets, target{Protocol: "tcp", Address: net.JoinHostPort(ip.String(), b.commonPort)})
 		}
 	}
-	for _, at := range slices.Concat(w.own, w.own6) {
-		targets = append(targets, target{Protocol: "tcp", Address: at}, target{Protocol: "udp", Address: at})
+	for _, address := range slices.Concat(b.separate, b.common6) {
+		targets = append(targets, target{Protocol: "tcp", Address: address}, target{Protocol: "udp", Address: address})
 	}
-	for i, got := range tryFrom(t, []string{w.prober}, targets...) {
+	for i, got := range runProber(t, []string{b.prober}, targets...) {
 		assert.Require(t, got == theHost, "before the test, %s to %s of the host: %s", targets[i].Protocol, targets[i].Address, got)
 	}
-	w.heard = nil
+	b.received = nil
 }
 
-// link is this host's address on the way to the other.
-func (w *world) link() netip.Addr { return netip.MustParseAddr(w.outside).Prev() }
+// linkAddress returns this host's address in the network that it shares with the other host.
+func (b *testbed) linkAddress() netip.Addr { return netip.MustParseAddr(b.outside).Prev() }
 
-// listen answers at an address by TCP and UDP, and returns the port.
-func (w *world) listen(t *testing.T, address string) string {
+// listen answers TCP and UDP at an address, and returns the port.
+func (b *testbed) listen(t *testing.T, address string) string {
 	t.Helper()
 	var listener net.Listener
 	var packets net.PacketConn
@@ -181,7 +181,7 @@ func (w *world) listen(t *testing.T, address string) string {
 			if err != nil {
 				return
 			}
-			w.noteSource("tcp", conn.RemoteAddr())
+			b.recordSender("tcp", conn.RemoteAddr())
 			go func() {
 				_, _ = conn.Read(make([]byte, 1))
 				_, _ = conn.Write([]byte(theHost))
@@ -196,58 +196,58 @@ func (w *world) listen(t *testing.T, address string) string {
 			if err != nil {
 				return
 			}
-			w.noteSource("udp", from)
+			b.recordSender("udp", from)
 			_, _ = packets.WriteTo([]byte(theHost), from)
 		}
 	}()
 	return fmt.Sprint(listener.Addr().(*net.TCPAddr).Port)
 }
 
-func (w *world) noteSource(protocol string, from net.Addr) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.heard = append(w.heard, fmt.Sprintf("%s from %s", protocol, from))
+func (b *testbed) recordSender(protocol string, sender net.Addr) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.received = append(b.received, fmt.Sprintf("%s from %s", protocol, sender))
 }
 
-// target is a Target of test/prober.
+// target is the type Target of test/prober.
 type target struct {
 	Protocol, Address string
-	MaySilent         bool
-	Insists           bool
+	ExpectSilence     bool
+	SendUntilReset    bool
 }
 
-// tryFrom returns what comes of targets that a program of this host tries.
-func tryFrom(t testing.TB, prober []string, targets ...target) (results []string) {
+// runProber runs test/prober on this host by a command, and returns its result for each target.
+func runProber(t testing.TB, command []string, targets ...target) (results []string) {
 	t.Helper()
 	input, err := json.Marshal(targets)
 	assert.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), prober[0], append(prober[1:], "try")...) //nolint:gosec // a program of this repository
+	cmd := exec.CommandContext(t.Context(), command[0], append(command[1:], "try")...) //nolint:gosec // a program of this repository
 	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.Output()
 	assert.NoError(t, errors.Join(err, json.Unmarshal(out, &results)))
 	return results
 }
 
-// guest is a server.
+// guest is a server that runs test/prober.
 type guest struct {
-	*world
+	*testbed
 	driver driver.Driver
 	spec   driver.ServerSpec
 	server driver.Server
-	// address and gateway are the guest's.
+	// address and gateway as the guest itself has configured them.
 	address, gateway string
 }
 
-// newGuest boots a server that answers with its name.
-func (w *world) newGuest(t *testing.T, d driver.Driver, namespace, name string) *guest {
+// newGuest boots a guest that answers with its name at port 80.
+func (b *testbed) newGuest(t *testing.T, d driver.Driver, namespace, name string) *guest {
 	t.Helper()
-	g := &guest{world: w, driver: d, spec: driver.ServerSpec{
+	g := &guest{testbed: b, driver: d, spec: driver.ServerSpec{
 		Target: driver.Target{UID: uuid.NewUUID(), Epoch: 1}, Namespace: namespace, Name: name,
 		Power: driver.PowerOn, RestartPolicy: driver.RestartNever, CPUMilli: 1000, MemoryBytes: 128 << 20,
-		Ephemeral: w.IsMachine, Image: driver.Image{Source: w.image}, Args: []string{name}, Ports: w.ports(t),
+		Ephemeral: b.IsMachine, Image: driver.Image{Source: b.image}, Args: []string{name}, Ports: newPorts(t),
 	}}
-	if w.PreparePod != nil {
-		w.PreparePod(t, Surroundings{w.hosts, w.network, w.outside, w.prober}, &g.spec)
+	if b.PreparePod != nil {
+		b.PreparePod(t, Surroundings{b.hosts, b.network, b.outside, b.prober}, &g.spec)
 	}
 	t.Cleanup(func() {
 		assert.Eventually(t, name+" is gone", func(t testing.TB) error {
@@ -255,37 +255,37 @@ func (w *world) newGuest(t *testing.T, d driver.Driver, namespace, name string) 
 			if errors.Is(err, driver.ErrNotFound) {
 				return nil
 			}
-			return errors.Join(err, errors.New("it is being removed"))
+			return errors.Join(err, errors.New("the guest is being removed"))
 		})
 	})
 	assert.Eventually(t, name+" runs", func(t testing.TB) (err error) {
 		g.server, err = d.Ensure(t.Context(), g.spec)
-		assert.True(t, err != nil || g.server.State == driver.StateRunning, "it is %s: %s", g.server.State, g.server.Progress)
+		assert.True(t, err != nil || g.server.State == driver.StateRunning, "the guest's state is %s: %s", g.server.State, g.server.Progress)
 		return err
 	})
 	assert.Eventually(t, name+" answers at its port", func(t testing.TB) error {
-		assert.Equal(t, "it answers", tryFrom(t, []string{w.prober}, target{Protocol: "tcp", Address: g.hostPort(t, "http", "127.0.0.1")})[0], name)
+		assert.Equal(t, "the answer", runProber(t, []string{b.prober}, target{Protocol: "tcp", Address: g.portAddress(t, "http", "127.0.0.1")})[0], name)
 		return nil
 	})
-	g.address, g.gateway, _ = strings.Cut(g.run(t, "", "prober", "addresses"), " ")
+	g.address, g.gateway, _ = strings.Cut(g.runCommand(t, "", "prober", "addresses"), " ")
 	return g
 }
 
-// run runs a command in the guest, and returns what it prints.
-func (g *guest) run(t testing.TB, stdin string, command ...string) string {
+// runCommand runs a command in the guest, and returns its standard output.
+func (g *guest) runCommand(t testing.TB, stdin string, command ...string) string {
 	t.Helper()
 	executor, ok := driver.As[driver.Executor](g.driver)
 	assert.Require(t, ok, "the driver does not implement driver.Executor")
 	var out, errs bytes.Buffer
 	code, err := executor.Exec(t.Context(), g.spec.UID, terminal.Command{Args: command, Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs})
-	assert.Require(t, err == nil && code == 0, "%q ends with %d, %v, and prints %s", command, code, err, errs.String())
+	assert.Require(t, err == nil && code == 0, "the guest's command %q exits with %d, %v, and prints %s", command, code, err, errs.String())
 	return strings.TrimSpace(out.String())
 }
 
-// try returns what comes of targets that the guest tries.
-func (g *guest) try(t testing.TB, targets ...target) (results []string) {
+// runProber runs test/prober in the guest, and returns its result for each target.
+func (g *guest) runProber(t testing.TB, targets ...target) (results []string) {
 	t.Helper()
 	input, err := json.Marshal(targets)
-	assert.NoError(t, errors.Join(err, json.Unmarshal([]byte(g.run(t, string(input), "prober", "try")), &results)))
+	assert.NoError(t, errors.Join(err, json.Unmarshal([]byte(g.runCommand(t, string(input), "prober", "try")), &results)))
 	return results
 }

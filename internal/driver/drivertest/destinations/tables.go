@@ -17,84 +17,84 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// outward has the result of each protocol and destination: who answers, or test/prober's word for another result. Rows
-// without a text for a driver are not tried there.
+// outward has the expected result for each protocol and destination: the name that the answer contains, or the word of
+// test/prober for a failure. A row is skipped for a driver whose column is empty.
 var outward = []struct {
-	// to is an address, or some of those that places returns.
-	protocol, to string
-	// qemu is the result in a machine, docker in a container, and pod in the machine of a pod, where that differs.
+	// destination is an address, or a key of the map that destinations returns.
+	protocol, destination string
+	// qemu is the result in a machine, docker in a container, and pod in a machine of a pod if it differs from qemu.
 	qemu, docker, pod string
-	// byPolicy is for machines with an egress that differs: deny or denied.
+	// byPolicy has the results that differ in machines under an egress policy: deny or denied.
 	byPolicy map[string]string
-	// hasPeers is set for rows about other guests, which the gate does not boot.
-	hasPeers bool
+	// needsPeers is set for rows about other guests, which the gate does not boot.
+	needsPeers bool
 }{
-	// The host, which only containers reach. The edge drops packets to loopback addresses.
-	{protocol: "tcp", to: "loopback", qemu: "silent"},
-	{protocol: "udp", to: "loopback", qemu: "silent"},
-	{protocol: "tcp", to: "own", qemu: "refused", docker: theHost},
-	{protocol: "udp", to: "own", qemu: "unreachable", docker: theHost},
-	{protocol: "tcp", to: "everywhere", qemu: "refused", docker: theHost},
-	{protocol: "udp", to: "everywhere", qemu: "unreachable"},
-	{protocol: "tcp", to: "own6", qemu: "unreachable"},
-	{protocol: "udp", to: "own6", qemu: "unreachable"},
-	{protocol: "ping", to: "own host", qemu: "silent", docker: "echo"},
-	{protocol: "tcp", to: "published", qemu: "refused"},
-	{protocol: "udp", to: "published", qemu: "unreachable"},
-	{protocol: "ping", to: "pod host", pod: "silent"},
-	// The gateway, which is the edge of a machine, and the host of a container.
-	{protocol: "ping", to: "gateway host", qemu: "echo", docker: "echo"},
-	{protocol: "tcp", to: "gateway", qemu: "refused", docker: theHost},
-	{protocol: "udp", to: "gateway", qemu: "unreachable", docker: theHost},
-	{protocol: "tcp", to: "gateway's other ports", qemu: "refused"},
-	{protocol: "udp", to: "gateway's other ports", qemu: "unreachable"},
-	// Addresses that no host has, or more than one.
-	{protocol: "tcp", to: "unused", qemu: "refused"},
-	{protocol: "udp", to: "unused", qemu: "unreachable"},
-	{protocol: "ping", to: "unused host", qemu: "silent"},
-	{protocol: "tcp", to: "169.254.169.254:80", qemu: "refused"},
-	{protocol: "udp", to: "169.254.169.254:80", qemu: "unreachable"},
-	{protocol: "tcp", to: "240.0.0.1:80", qemu: "refused"},
-	{protocol: "udp", to: "240.0.0.1:80", qemu: "unreachable"},
-	{protocol: "udp", to: "224.0.0.1:80", qemu: "silent"},
-	{protocol: "udp", to: "255.255.255.255:80", qemu: "unreachable"},
+	// This host, which only containers reach. A machine's edge drops packets to loopback addresses.
+	{protocol: "tcp", destination: "loopback", qemu: "silent"},
+	{protocol: "udp", destination: "loopback", qemu: "silent"},
+	{protocol: "tcp", destination: "separate listeners", qemu: "refused", docker: theHost},
+	{protocol: "udp", destination: "separate listeners", qemu: "unreachable", docker: theHost},
+	{protocol: "tcp", destination: "common listener", qemu: "refused", docker: theHost},
+	{protocol: "udp", destination: "common listener", qemu: "unreachable"},
+	{protocol: "tcp", destination: "common listener by IPv6", qemu: "unreachable"},
+	{protocol: "udp", destination: "common listener by IPv6", qemu: "unreachable"},
+	{protocol: "ping", destination: "this host", qemu: "silent", docker: "echo"},
+	{protocol: "tcp", destination: "published", qemu: "refused"},
+	{protocol: "udp", destination: "published", qemu: "unreachable"},
+	{protocol: "ping", destination: "pod host", pod: "silent"},
+	// The gateway. A machine's gateway is its edge, a container's is this host.
+	{protocol: "ping", destination: "gateway host", qemu: "echo", docker: "echo"},
+	{protocol: "tcp", destination: "gateway", qemu: "refused", docker: theHost},
+	{protocol: "udp", destination: "gateway", qemu: "unreachable", docker: theHost},
+	{protocol: "tcp", destination: "gateway's other ports", qemu: "refused"},
+	{protocol: "udp", destination: "gateway's other ports", qemu: "unreachable"},
+	// Unused addresses, and multicast and broadcast.
+	{protocol: "tcp", destination: "unused", qemu: "refused"},
+	{protocol: "udp", destination: "unused", qemu: "unreachable"},
+	{protocol: "ping", destination: "unused host", qemu: "silent"},
+	{protocol: "tcp", destination: "169.254.169.254:80", qemu: "refused"},
+	{protocol: "udp", destination: "169.254.169.254:80", qemu: "unreachable"},
+	{protocol: "tcp", destination: "240.0.0.1:80", qemu: "refused"},
+	{protocol: "udp", destination: "240.0.0.1:80", qemu: "unreachable"},
+	{protocol: "udp", destination: "224.0.0.1:80", qemu: "silent"},
+	{protocol: "udp", destination: "255.255.255.255:80", qemu: "unreachable"},
 	// Another host.
-	{protocol: "tcp", to: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "refused", "denied": "refused"}},
-	{protocol: "udp", to: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "unreachable", "denied": "unreachable"}},
-	{protocol: "tcp", to: "outside's closed port", qemu: "refused", docker: "refused"},
-	{protocol: "ping", to: "outside host", docker: "echo", pod: "echo"}, // a machine of the host depends on a setting: package edge
+	{protocol: "tcp", destination: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "refused", "denied": "refused"}},
+	{protocol: "udp", destination: "outside", qemu: "outside", docker: "outside", byPolicy: map[string]string{"deny": "unreachable", "denied": "unreachable"}},
+	{protocol: "tcp", destination: "outside's closed port", qemu: "refused", docker: "refused"},
+	{protocol: "ping", destination: "outside host", docker: "echo", pod: "echo"}, // of a machine it depends on a sysctl: see package edge
 	// Other guests.
-	{protocol: "tcp", to: "a", qemu: "a", docker: "a"},
-	{protocol: "tcp", to: "b", qemu: "b", docker: "b", hasPeers: true},
-	{protocol: "udp", to: "b", qemu: "b", docker: "b", hasPeers: true},
-	{protocol: "ping", to: "b host", qemu: "echo", docker: "echo", hasPeers: true},
-	{protocol: "tcp", to: "b's closed port", qemu: "refused", docker: "refused", hasPeers: true},
-	{protocol: "udp", to: "b's closed port", qemu: "silent", docker: "refused", hasPeers: true},
-	{protocol: "tcp", to: "c", qemu: "refused", docker: "c", hasPeers: true},
-	{protocol: "udp", to: "c", qemu: "unreachable", docker: "c", hasPeers: true},
+	{protocol: "tcp", destination: "a", qemu: "a", docker: "a"},
+	{protocol: "tcp", destination: "b", qemu: "b", docker: "b", needsPeers: true},
+	{protocol: "udp", destination: "b", qemu: "b", docker: "b", needsPeers: true},
+	{protocol: "ping", destination: "b host", qemu: "echo", docker: "echo", needsPeers: true},
+	{protocol: "tcp", destination: "b's closed port", qemu: "refused", docker: "refused", needsPeers: true},
+	{protocol: "udp", destination: "b's closed port", qemu: "silent", docker: "refused", needsPeers: true},
+	{protocol: "tcp", destination: "c", qemu: "refused", docker: "c", needsPeers: true},
+	{protocol: "udp", destination: "c", qemu: "unreachable", docker: "c", needsPeers: true},
 	// Names.
-	{protocol: "tcp", to: "b:80", qemu: "b", hasPeers: true},
-	{protocol: "udp", to: "b.ns:80", qemu: "b", hasPeers: true},
-	{protocol: "tcp", to: "b.ns.drover.internal:80", qemu: "b", hasPeers: true},
-	{protocol: "name", to: "c.other.drover.internal", qemu: "no such name", hasPeers: true},
-	{protocol: "name", to: "nobody", qemu: "no such name"},
-	{protocol: "name", to: "nobody.drover.internal", qemu: "no such name"},
-	{protocol: "name", to: "service.team", pod: "no answer for the name"}, // of the pod's resolvers
-	{protocol: "name", to: "outside.test", pod: "no answer for the name", byPolicy: map[string]string{"deny": "no answer for the name"}},
+	{protocol: "tcp", destination: "b:80", qemu: "b", needsPeers: true},
+	{protocol: "udp", destination: "b.ns:80", qemu: "b", needsPeers: true},
+	{protocol: "tcp", destination: "b.ns.drover.internal:80", qemu: "b", needsPeers: true},
+	{protocol: "name", destination: "c.other.drover.internal", qemu: "no such name", needsPeers: true},
+	{protocol: "name", destination: "nobody", qemu: "no such name"},
+	{protocol: "name", destination: "nobody.drover.internal", qemu: "no such name"},
+	{protocol: "name", destination: "service.team", pod: "no answer for the name"}, // from the pod's resolvers
+	{protocol: "name", destination: "outside.test", pod: "no answer for the name", byPolicy: map[string]string{"deny": "no answer for the name"}},
 }
 
-// inward is who answers at ports of the host, or of the pod.
+// inward has the expected answers at ports of this host or of the pod. testInward explains hosts that are not addresses.
 var inward = []struct {
 	protocol, host, port string
 	want                 string
 }{
 	{"tcp", "127.0.0.1", "http", "a"},
 	{"tcp", "::1", "http", "a"},
-	{"tcp", "own", "http", "a"},
+	{"tcp", "this host", "http", "a"},
 	{"tcp", "link", "http", "a"},
 	{"udp", "127.0.0.1", "packets", "a"},
 	{"udp", "::1", "packets", "a"},
-	{"udp", "own", "packets", "a"},
+	{"udp", "this host", "packets", "a"},
 	{"udp", "link", "packets", "a"},
 	{"tcp", "127.0.0.1", "low", "a"},
 	{"tcp", "127.0.0.1", "closed", "reset"},
@@ -108,8 +108,8 @@ var inward = []struct {
 	{"udp", "pod", "unlisted", "refused"},
 }
 
-// ports returns the ports of a guest's spec, those first that pods have too.
-func (w *world) ports(t *testing.T) []driver.Port {
+// newPorts returns the ports of a guest's spec. Pods have only the first three.
+func newPorts(t *testing.T) []driver.Port {
 	t.Helper()
 	return []driver.Port{
 		{Name: "http", Protocol: "TCP", Port: 80},
@@ -120,7 +120,7 @@ func (w *world) ports(t *testing.T) []driver.Port {
 	}
 }
 
-// freeLowPort returns a port that only root can open.
+// freeLowPort returns a free port in the range that only root can open.
 func freeLowPort(t *testing.T) int32 {
 	t.Helper()
 	for port := int32(1023); port > 512; port-- {
@@ -133,62 +133,62 @@ func freeLowPort(t *testing.T) int32 {
 	return 0
 }
 
-// hostPort returns the address of a port of the host by its name, at a host's address, or that of a port of the pod.
-// Docker may choose another port for all addresses of IPv6 than for those of IPv4.
-func (g *guest) hostPort(t testing.TB, name, host string) string {
+// portAddress returns the address and port at which others reach the named port of the guest: at an address of this host,
+// or at the pod's address. Docker may publish a port under different numbers for IPv4 and for IPv6.
+func (g *guest) portAddress(t testing.TB, name, host string) string {
 	t.Helper()
 	if g.PreparePod != nil {
 		port := map[string]string{"http": "80", "packets": "80", "closed": "81", "unlisted": "82"}[name]
 		return net.JoinHostPort(g.server.Addresses[0], port)
 	}
 	want := g.spec.Ports[slices.IndexFunc(g.spec.Ports, func(p driver.Port) bool { return p.Name == name })]
-	everywhere := "0.0.0.0"
+	allAddresses := "0.0.0.0"
 	if strings.Contains(host, ":") {
-		everywhere = "::"
+		allAddresses = "::"
 	}
 	for _, open := range g.server.Ports {
-		if open.Protocol == want.Protocol && open.Port == want.Port && (open.HostIP == want.HostIP || want.HostIP == "" && open.HostIP == everywhere) {
+		if open.Protocol == want.Protocol && open.Port == want.Port && (open.HostIP == want.HostIP || (want.HostIP == "" && open.HostIP == allAddresses)) {
 			return net.JoinHostPort(host, fmt.Sprint(open.HostPort))
 		}
 	}
-	t.Fatalf("port %s is not among %+v", name, g.server.Ports)
+	t.Fatalf("the guest's port %s is not among the published ports %+v", name, g.server.Ports)
 	return ""
 }
 
-// tryWith tries both tables with a guest under a policy.
-func (w *world) tryWith(t *testing.T, policy string, egress Egress) {
+// testPolicy boots a guest under an egress policy, and checks both tables.
+func (b *testbed) testPolicy(t *testing.T, policy string, egress Egress) {
 	t.Helper()
-	d := w.Open(t, w.registry, egress)
+	d := b.Open(t, b.registry, egress)
 	_, err := d.Watch(t.Context())
 	assert.NoError(t, err)
-	a := w.newGuest(t, d, "ns", "a")
+	a := b.newGuest(t, d, "ns", "a")
 	peers := map[string]*guest{}
-	if hasPeers := policy == "" && w.PreparePod == nil && (tier.IsFull() || !w.IsMachine); hasPeers {
-		peers["b"], peers["c"] = w.newGuest(t, d, "ns", "b"), w.newGuest(t, d, "other", "c")
+	if policy == "" && b.PreparePod == nil && (tier.IsFull() || !b.IsMachine) {
+		peers["b"], peers["c"] = b.newGuest(t, d, "ns", "b"), b.newGuest(t, d, "other", "c")
 	}
-	if w.IsMachine {
+	if b.IsMachine {
 		a.routeLoopback(t)
-		assert.Eventually(t, "the names of machines are known", func(t testing.TB) error {
-			if got := a.try(t, target{Protocol: "name", Address: "nobody"})[0]; got != "no such name" {
-				t.Error(got)
+		assert.Eventually(t, "the resolver knows the names of machines", func(t testing.TB) error {
+			if got := a.runProber(t, target{Protocol: "name", Address: "nobody"})[0]; got != "no such name" {
+				t.Error("an unknown name resolves to:", got)
 			}
 			return nil
 		})
 	}
-	a.tryOutward(t, policy, peers)
-	a.tryInward(t)
+	a.testOutward(t, policy, peers)
+	a.testInward(t)
 }
 
-// routeLoopback has the guest send packets to loopback addresses to its gateway, as a hostile one can.
+// routeLoopback makes the guest route loopback addresses to its gateway, as a hostile guest can.
 func (g *guest) routeLoopback(t *testing.T) {
 	t.Helper()
-	got := g.run(t, "", "sh", "-ec", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet; ip addr del 127.0.0.1/8 dev lo; ip route add 127.0.0.0/8 via "+g.gateway+"; ip route get 127.0.0.1")
+	got := g.runCommand(t, "", "sh", "-ec", "echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet; ip addr del 127.0.0.1/8 dev lo; ip route add 127.0.0.0/8 via "+g.gateway+"; ip route get 127.0.0.1")
 	assert.Contains(t, "the guest's route to loopback", got, "via "+g.gateway)
 }
 
-func (g *guest) tryOutward(t *testing.T, policy string, peers map[string]*guest) {
+func (g *guest) testOutward(t *testing.T, policy string, peers map[string]*guest) {
 	t.Helper()
-	places := g.places(t, peers)
+	byName := g.destinations(t, peers)
 	var targets []target
 	var wants []string
 	for _, row := range outward {
@@ -199,31 +199,32 @@ func (g *guest) tryOutward(t *testing.T, policy string, peers map[string]*guest)
 		case g.PreparePod != nil:
 			want = cmp.Or(row.pod, row.qemu)
 		}
-		if want == "" || row.hasPeers && len(peers) == 0 {
+		if want == "" || (row.needsPeers && len(peers) == 0) {
 			continue
 		}
-		to, isPlace := places[row.to]
-		if !isPlace {
-			to = []string{row.to}
+		addresses, ok := byName[row.destination]
+		if !ok {
+			addresses = []string{row.destination}
 		}
-		for _, to := range to {
-			targets, wants = append(targets, target{Protocol: row.protocol, Address: to, MaySilent: want == "silent"}), append(wants, want)
+		for _, address := range addresses {
+			targets = append(targets, target{Protocol: row.protocol, Address: address, ExpectSilence: want == "silent"})
+			wants = append(wants, want)
 		}
 	}
-	results := g.try(t, targets...)
+	results := g.runProber(t, targets...)
 	for i, got := range results {
 		assert.Equal(t, targets[i].Protocol+" from the guest to "+targets[i].Address, got, wants[i])
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	assert.True(t, !g.IsMachine || len(g.heard) == 0, "the host has heard %q of a guest", g.heard)
-	t.Logf("tried %d ways out", len(results))
+	assert.True(t, !g.IsMachine || len(g.received) == 0, "this host has received %q from a guest", g.received)
+	t.Logf("tried %d destinations", len(results))
 }
 
-// places are destinations that only a run knows.
-func (g *guest) places(t *testing.T, peers map[string]*guest) map[string][]string {
+// destinations returns the addresses for each destination of outward whose addresses differ from run to run.
+func (g *guest) destinations(t *testing.T, peers map[string]*guest) map[string][]string {
 	t.Helper()
-	withPort := func(port string, hosts ...string) (all []string) {
+	addPort := func(port string, hosts ...string) (all []string) {
 		for _, host := range hosts {
 			all = append(all, net.JoinHostPort(host, port))
 		}
@@ -232,58 +233,58 @@ func (g *guest) places(t *testing.T, peers map[string]*guest) map[string][]strin
 	last := netip.MustParseAddr(g.gateway).As4()
 	last[3] = 254
 	unused := netip.AddrFrom4(last).String()
-	places := map[string][]string{
-		"loopback": withPort(g.port, "127.0.0.1", "127.0.0.2", "127.255.255.254", "::ffff:127.0.0.1"), "own": g.own, "everywhere": withPort(g.port, g.hosts...), "own6": g.own6, "own host": g.hosts,
-		"gateway": withPort(g.port, g.gateway), "gateway host": {g.gateway},
-		"gateway's other ports": append(withPort("22", g.gateway), withPort("80", g.gateway)...),
-		"unused":                append(withPort("80", unused), withPort(g.port, unused)...), "unused host": {unused},
-		"outside": withPort("80", g.outside), "outside host": {g.outside}, "outside's closed port": withPort("81", g.outside),
-		"a": withPort("80", g.address),
+	all := map[string][]string{
+		"loopback": addPort(g.commonPort, "127.0.0.1", "127.0.0.2", "127.255.255.254", "::ffff:127.0.0.1"), "separate listeners": g.separate, "common listener": addPort(g.commonPort, g.hosts...), "common listener by IPv6": g.common6, "this host": g.hosts,
+		"gateway": addPort(g.commonPort, g.gateway), "gateway host": {g.gateway},
+		"gateway's other ports": append(addPort("22", g.gateway), addPort("80", g.gateway)...),
+		"unused":                append(addPort("80", unused), addPort(g.commonPort, unused)...), "unused host": {unused},
+		"outside": addPort("80", g.outside), "outside host": {g.outside}, "outside's closed port": addPort("81", g.outside),
+		"a": addPort("80", g.address),
 	}
 	if g.PreparePod != nil {
 		pod := g.server.Addresses[0]
-		places["pod host"] = []string{pod}
-		gateway := netip.MustParseAddr(pod).Prev().String() // the node, in the pod's network
-		places["own host"], places["everywhere"] = append(places["own host"], gateway), append(places["everywhere"], net.JoinHostPort(gateway, g.port))
-		for _, port := range []string{"80", "81", "82", "7443"} { // served, without a server, not in the spec, and of the control channel
-			places["published"] = append(places["published"], net.JoinHostPort(pod, port))
+		all["pod host"] = []string{pod}
+		gateway := netip.MustParseAddr(pod).Prev().String() // the node's address in the pod's network
+		all["this host"], all["common listener"] = append(all["this host"], gateway), append(all["common listener"], net.JoinHostPort(gateway, g.commonPort))
+		for _, port := range []string{"80", "81", "82", "7443"} { // open, closed, not in the spec, and the control channel's
+			all["published"] = append(all["published"], net.JoinHostPort(pod, port))
 		}
-		return places
+		return all
 	}
 	published := []*guest{g}
 	for name, peer := range peers {
-		places[name], places[name+" host"], places[name+"'s closed port"] = withPort("80", peer.address), []string{peer.address}, withPort("81", peer.address)
+		all[name], all[name+" host"], all[name+"'s closed port"] = addPort("80", peer.address), []string{peer.address}, addPort("81", peer.address)
 		published = append(published, peer)
 	}
-	for _, one := range published {
+	for _, publisher := range published {
 		for _, host := range g.hosts {
-			places["published"] = append(places["published"], one.hostPort(t, "http", host))
+			all["published"] = append(all["published"], publisher.portAddress(t, "http", host))
 		}
 	}
-	return places
+	return all
 }
 
-func (g *guest) tryInward(t *testing.T) {
+func (g *guest) testInward(t *testing.T) {
 	t.Helper()
 	fromHost, fromOutside := []string{g.prober}, []string{"ip", "netns", "exec", g.network, g.prober}
 	for _, row := range inward {
-		hosts, from := []string{row.host}, fromHost
+		hosts, prober := []string{row.host}, fromHost
 		switch row.host {
-		case "own":
+		case "this host":
 			hosts = g.hosts
-		case "link": // from the other host
-			hosts, from = []string{g.link().String()}, fromOutside
-		case "pod": // as well
-			from = fromOutside
+		case "link": // this host's address in its network with the other host
+			hosts, prober = []string{g.linkAddress().String()}, fromOutside
+		case "pod":
+			prober = fromOutside
 		}
 		if (row.host == "pod") != (g.PreparePod != nil) {
 			continue
 		}
 		var targets []target
 		for _, host := range hosts {
-			targets = append(targets, target{Protocol: row.protocol, Address: g.hostPort(t, row.port, host), Insists: row.want == "reset" && !g.IsMachine})
+			targets = append(targets, target{Protocol: row.protocol, Address: g.portAddress(t, row.port, host), SendUntilReset: row.want == "reset" && !g.IsMachine})
 		}
-		for i, got := range tryFrom(t, from, targets...) {
+		for i, got := range runProber(t, prober, targets...) {
 			assert.Equal(t, fmt.Sprintf("%s to port %s of the guest at %s", row.protocol, row.port, targets[i].Address), got, row.want)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (io.ReadWriteCloser, *Reading) {
+func openConsole(t *testing.T, d driver.Consoler, uid types.UID) (console io.ReadWriteCloser, output *Reading) {
 	t.Helper()
 	c, err := d.Console(t.Context(), uid)
 	assert.NoError(t, err)
@@ -43,36 +43,36 @@ func testConsoleWriter(t *testing.T, e *Env) {
 	Require(t, e.Guest.Type != nil, "Guest.Type")
 	spec, _ := e.Start(t, "console-writer")
 	other := optional[driver.Consoler](t, e.Open(t, e.Cluster))
-	first, shown := openConsole(t, d, spec.UID)
+	first, output := openConsole(t, d, spec.UID)
 	second, _ := openConsole(t, other, spec.UID)
 	for range 2 {
-		text := word()
+		text := newWord()
 		assert.NoError(t, assert.ErrorOf(io.WriteString(first, e.Guest.Type(text))))
-		shown.WaitForText(t, text)
-		assert.ErrorIs(t, "Write beside another writer", assert.ErrorOf(io.WriteString(second, e.Guest.Type(word()))), driver.ErrConsoleTaken)
+		output.WaitForText(t, text)
+		assert.ErrorIs(t, "Write beside another writer", assert.ErrorOf(io.WriteString(second, e.Guest.Type(newWord()))), driver.ErrConsoleTaken)
 	}
 	assert.NoError(t, first.Close())
-	_, err := io.WriteString(first, e.Guest.Type(word()))
-	assert.True(t, err != nil, "a console that was closed can be written to")
+	_, err := io.WriteString(first, e.Guest.Type(newWord()))
+	assert.True(t, err != nil, "Write to a closed console succeeds")
 	_, third := openConsole(t, d, spec.UID)
-	text := word()
+	text := newWord()
 	assert.NoError(t, assert.ErrorOf(io.WriteString(second, e.Guest.Type(text))))
 	third.WaitForText(t, text)
 }
 
-// testConsoleEnds checks that the caller can end a console at any time, and that the server
-// goes on.
+// testConsoleEnds checks that the end of the context and Close end a reader, and that the
+// server keeps running.
 func testConsoleEnds(t *testing.T, e *Env) {
 	d := optional[driver.Consoler](t, e.Driver)
 	spec, s := e.Start(t, "console-ends")
-	c, closed := openConsole(t, d, spec.UID)
+	closed, closedOutput := openConsole(t, d, spec.UID)
 	ctx, cancel := context.WithCancel(t.Context())
-	c2, err := d.Console(ctx, spec.UID)
+	cancelled, err := d.Console(ctx, spec.UID)
 	assert.NoError(t, err)
-	cancelled := ReadAll(t, c2)
-	assert.NoError(t, c.Close())
-	closed.WaitForEnd(t, nil)
+	cancelledOutput := ReadAll(t, cancelled)
+	assert.NoError(t, closed.Close())
+	closedOutput.WaitForEnd(t, nil)
 	cancel()
-	cancelled.WaitForEnd(t, nil)
+	cancelledOutput.WaitForEnd(t, nil)
 	e.checkRuns(t, s)
 }

@@ -16,19 +16,18 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// optional returns the driver as one of the optional interfaces, or skips the case.
+// optional returns the driver as an optional interface. It skips the case for other drivers.
 func optional[T any](t *testing.T, d driver.Driver) T {
 	t.Helper()
-	as, ok := driver.As[T](d)
+	implementation, ok := driver.As[T](d)
 	if !ok {
-		t.Skipf("the driver is no %T", (*T)(nil))
+		t.Skipf("the driver does not implement %T", (*T)(nil))
 	}
-	return as
+	return implementation
 }
 
-// word returns a word that no other case prints. The guests of tests take other letters
-// for commands.
-func word() string {
+// newWord returns a random word. It has only letters that are not commands of a test's guest.
+func newWord() string {
 	const letters = "uvwyz"
 	text := make([]byte, 16)
 	for i := range text {
@@ -41,19 +40,19 @@ func word() string {
 func (e *Env) print(t *testing.T, s driver.Server) string {
 	t.Helper()
 	Require(t, e.Guest.Print != nil, "Guest.Print")
-	text := word()
+	text := newWord()
 	e.Guest.Print(t, e.Driver, s, text)
 	return text
 }
 
-// Reading has the content that was read of a stream so far, and the error that ended it.
+// Reading has the content of a stream so far, and the error that ended the stream.
 type Reading struct {
 	mu   sync.Mutex
 	text string
 	err  error
 }
 
-// ReadAll reads a stream in the background, and closes it at the end of the case.
+// ReadAll starts to read a stream in the background. It closes the stream at the end of the case.
 func ReadAll(t *testing.T, stream io.ReadCloser) *Reading {
 	t.Helper()
 	r := &Reading{}
@@ -77,21 +76,21 @@ func (r *Reading) add(text string, err error) {
 	r.text, r.err = r.text+text, err
 }
 
-// Now returns what was read so far, and the error that ended it.
+// Now returns the content so far and the error that ended the stream, nil if it goes on.
 func (r *Reading) Now() (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.text, r.err
 }
 
-// WaitForText waits until a text was read, and checks that it was read once.
+// WaitForText waits until the stream has a text, and checks that it has the text only once.
 func (r *Reading) WaitForText(t testing.TB, text string) {
 	t.Helper()
 	assert.Eventually(t, "the stream to have "+text, func(testing.TB) error {
 		all, err := r.Now()
 		switch strings.Count(all, text) {
 		case 0:
-			return fmt.Errorf("it ended with %v: %q", err, all) //nolint:errorlint // there may be none
+			return fmt.Errorf("the stream, which ended with %v, has %q", err, all) //nolint:errorlint // err may be nil
 		case 1:
 			return nil
 		}
@@ -100,14 +99,14 @@ func (r *Reading) WaitForText(t testing.TB, text string) {
 	})
 }
 
-// WaitForEnd waits until the stream has ended with an error of a kind, or with any other
-// than io.EOF if kind is nil.
+// WaitForEnd waits until the stream has ended, and checks that the error is of a kind. If kind is
+// nil, any error but io.EOF is right.
 func (r *Reading) WaitForEnd(t testing.TB, kind error) {
 	t.Helper()
 	assert.Eventually(t, "the stream to end", func(testing.TB) error {
 		switch _, err := r.Now(); {
 		case err == nil:
-			return errors.New("it goes on")
+			return errors.New("the stream goes on")
 		case kind == nil && !errors.Is(err, io.EOF), kind != nil && errors.Is(err, kind):
 			return nil
 		default:
@@ -117,19 +116,19 @@ func (r *Reading) WaitForEnd(t testing.TB, kind error) {
 	})
 }
 
-// Require fails the case if the harness lacks something and Skips gives no reason.
+// Require fails the case if the harness lacks a capability that the case needs.
 func Require(t *testing.T, isSupported bool, capability string) {
 	t.Helper()
-	assert.Require(t, isSupported, "the harness has no %s: set it, or give the reason in Skips under the name of this case", capability)
+	assert.Require(t, isSupported, "the harness lacks %s: set it, or add the name of this case to Skips with the reason", capability)
 }
 
 // checkRuns checks that a server is still in the same run.
 func (e *Env) checkRuns(t *testing.T, s driver.Server) {
 	t.Helper()
 	var now []driver.Server
-	assert.Eventually(t, "List", func(testing.TB) (err error) { // an engine of a busy host may be late
+	assert.Eventually(t, "List", func(testing.TB) (err error) { // may fail on a busy host
 		now, err = e.Driver.List(t.Context(), s.UID)
 		return err
 	})
-	assert.True(t, len(now) == 1 && now[0].Run == s.Run && now[0].State == driver.StateRunning, "List shows %+v, want it running in the run %s", now, s.Run)
+	assert.True(t, len(now) == 1 && now[0].Run == s.Run && now[0].State == driver.StateRunning, "List shows %+v, want one server that runs, in the run %s", now, s.Run)
 }

@@ -17,27 +17,27 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// readLog reads a log that is not followed to its end.
+// readLog returns a log up to its current end, or up to the server's end if o follows the log.
 func readLog(t *testing.T, d driver.LogReader, uid types.UID, o driver.LogOptions) string {
 	t.Helper()
-	l, err := d.Logs(t.Context(), uid, o)
+	log, err := d.Logs(t.Context(), uid, o)
 	assert.NoError(t, err)
-	text, err := io.ReadAll(l)
-	assert.NoError(t, errors.Join(err, l.Close()))
+	text, err := io.ReadAll(log)
+	assert.NoError(t, errors.Join(err, log.Close()))
 	return string(text)
 }
 
-// waitForLog waits until the log has texts in their order.
+// waitForLog waits until the log has all words in this order.
 func (e *Env) waitForLog(t *testing.T, uid types.UID, o driver.LogOptions, words ...string) {
 	t.Helper()
 	d := optional[driver.LogReader](t, e.Driver)
 	assert.Eventually(t, "the log", func(testing.TB) error {
-		text, rest := readLog(t, d, uid, o), ""
-		rest = text
-		for _, w := range words {
-			_, after, has := strings.Cut(rest, w)
-			if !has {
-				return fmt.Errorf("it has no %s in the order %v: %q", w, words, text)
+		text := readLog(t, d, uid, o)
+		rest := text
+		for _, word := range words {
+			_, after, found := strings.Cut(rest, word)
+			if !found {
+				return fmt.Errorf("the log lacks %s, or has it out of the order %v: %q", word, words, text)
 			}
 			rest = after
 		}
@@ -55,7 +55,7 @@ func testLogs(t *testing.T, e *Env) {
 	e.waitForLog(t, spec.UID, driver.LogOptions{Follow: true}, words...)
 }
 
-// testLogsTail needs a guest that ends lines.
+// testLogsTail needs a guest that prints each word as a line.
 func testLogsTail(t *testing.T, e *Env) {
 	d := optional[driver.LogReader](t, e.Driver)
 	spec, s := e.Start(t, "logs-tail")
@@ -63,9 +63,9 @@ func testLogsTail(t *testing.T, e *Env) {
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, words...)
 	for lines, want := range map[int64][]string{0: nil, 1: words[2:], 2: words[1:], 1000: words} {
 		text := readLog(t, d, spec.UID, driver.LogOptions{TailLines: &lines})
-		for i, w := range words {
-			has, wants := strings.Contains(text, w), i >= len(words)-len(want)
-			assert.True(t, has == wants, "the last %d lines have %s: %v, want %v: %q", lines, w, has, wants, text)
+		for i, word := range words {
+			found, isWanted := strings.Contains(text, word), i >= len(words)-len(want)
+			assert.True(t, found == isWanted, "the last %d lines have %s: %v, want %v: %q", lines, word, found, isWanted, text)
 		}
 	}
 	assert.ErrorIs(t, "Logs of -1 lines", assert.ErrorOf(d.Logs(t.Context(), spec.UID, driver.LogOptions{TailLines: new(int64(-1))})), driver.ErrInvalid)
@@ -77,22 +77,22 @@ func testLogsFollow(t *testing.T, e *Env) {
 	earlier := e.print(t, s)
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, earlier)
 	ctx, cancel := context.WithCancel(t.Context())
-	followed, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
+	log, err := d.Logs(t.Context(), spec.UID, driver.LogOptions{Follow: true})
 	assert.NoError(t, err)
-	left, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
+	cancelledLog, err := d.Logs(ctx, spec.UID, driver.LogOptions{Follow: true})
 	assert.NoError(t, err)
-	all, some := ReadAll(t, followed), ReadAll(t, left)
-	all.WaitForText(t, earlier)
-	some.WaitForText(t, earlier)
+	whole, cancelled := ReadAll(t, log), ReadAll(t, cancelledLog)
+	whole.WaitForText(t, earlier)
+	cancelled.WaitForText(t, earlier)
 	later := e.print(t, s)
-	all.WaitForText(t, later)
+	whole.WaitForText(t, later)
 	cancel()
-	some.WaitForEnd(t, nil)
+	cancelled.WaitForEnd(t, nil)
 	e.Stop(t, spec)
-	all.WaitForEnd(t, io.EOF)
+	whole.WaitForEnd(t, io.EOF)
 }
 
-// testLogsPrevious needs a driver that knows the output of the run before.
+// testLogsPrevious needs a driver that keeps the output of the previous run.
 func testLogsPrevious(t *testing.T, e *Env) {
 	d := optional[driver.LogReader](t, e.Driver)
 	spec, s := e.Start(t, "logs-previous")
@@ -103,7 +103,7 @@ func testLogsPrevious(t *testing.T, e *Env) {
 	s = e.Restart(t, spec, s)
 	second := e.print(t, s)
 	e.waitForLog(t, spec.UID, driver.LogOptions{}, second)
-	check := func() {
+	checkBothLogs := func() {
 		t.Helper()
 		text := readLog(t, d, spec.UID, driver.LogOptions{})
 		assert.True(t, !strings.Contains(text, first) && strings.Contains(text, second), "the log has %q, want %s and not %s", text, second, first)
@@ -112,7 +112,7 @@ func testLogsPrevious(t *testing.T, e *Env) {
 			assert.True(t, strings.Contains(text, first) && !strings.Contains(text, second), "the previous log has %q, want %s and not %s", text, first, second)
 		}
 	}
-	check()
+	checkBothLogs()
 	e.Stop(t, spec)
-	check()
+	checkBothLogs()
 }

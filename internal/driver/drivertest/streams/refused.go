@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// streamCalls returns a call for each of the optional interfaces that the driver has.
+// streamCalls returns a call for each optional interface that the driver implements.
 func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, uid types.UID) error {
 	calls := map[string]func(context.Context, types.UID) error{}
 	if c, ok := driver.As[driver.Consoler](d); ok {
@@ -28,7 +28,7 @@ func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, 
 	}
 	if x, ok := driver.As[driver.Executor](d); ok && e.Guest.Commands.Print != nil {
 		calls["Exec"] = func(ctx context.Context, uid types.UID) error {
-			_, _, _, err := exec(ctx, x, uid, e.Guest.Commands.Print(word()))
+			_, _, _, err := runCommand(ctx, x, uid, e.Guest.Commands.Print(newWord()))
 			return err
 		}
 	}
@@ -43,7 +43,7 @@ func (e *Env) streamCalls(d driver.Driver) map[string]func(ctx context.Context, 
 	return calls
 }
 
-// testStreamsRefused checks that only servers of this cluster that run are reached.
+// testStreamsRefused checks that calls reach only servers that run and belong to this cluster.
 func testStreamsRefused(t *testing.T, e *Env) {
 	running, _ := e.Start(t, "theirs")
 	released, s := e.Start(t, "released")
@@ -60,12 +60,12 @@ func testStreamsRefused(t *testing.T, e *Env) {
 	for name, call := range e.streamCalls(e.Driver) {
 		assert.ErrorIs(t, name+" of another cluster's server", other[name](t.Context(), running.UID), driver.ErrNotFound)
 		assert.ErrorIs(t, name+" of a released server", call(t.Context(), released.UID), driver.ErrNotFound)
-		assert.ErrorIs(t, name+" of a server that is not there", call(t.Context(), uuid.NewUUID()), driver.ErrNotFound)
+		assert.ErrorIs(t, name+" of an unknown UID", call(t.Context(), uuid.NewUUID()), driver.ErrNotFound)
 		assert.ErrorIs(t, name+" of a server that never ran", call(t.Context(), never.UID), driver.ErrRetry)
 		for _, uid := range []types.UID{"", "../x", "a\nb"} {
 			assert.ErrorIs(t, fmt.Sprintf("%s of the UID %q", name, uid), call(t.Context(), uid), driver.ErrInvalid)
 		}
-		assert.True(t, call(cancelled, running.UID) != nil, "%s: with a context that is over there is no error", name)
+		assert.True(t, call(cancelled, running.UID) != nil, "%s with a cancelled context: got no error", name)
 		if name != "Logs" {
 			assert.ErrorIs(t, name+" of a server that is off", call(t.Context(), stopped.UID), driver.ErrRetry)
 		}

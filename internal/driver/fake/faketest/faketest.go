@@ -26,8 +26,8 @@ import (
 // OptionsFunc changes the options that drivers are opened with.
 type OptionsFunc func(fake.Options) fake.Options
 
-// InMemory returns the harness of a new engine in memory.
-func InMemory(shape OptionsFunc) drivertest.Harness {
+// InMemory returns the harness of a new engine in memory, whose drivers have the changed options.
+func InMemory(changeOptions OptionsFunc) drivertest.Harness {
 	memory := fake.NewMemory(clock.RealClock{})
 	h := Harness(OutOfBand{
 		Edit: func(t *testing.T, uid types.UID, change func(*fake.Record)) {
@@ -44,22 +44,22 @@ func InMemory(shape OptionsFunc) drivertest.Harness {
 	})
 	h.Open = func(t *testing.T, clusterID string) driver.Driver {
 		t.Helper()
-		return OpenDriver(t, shape(fake.Options{ClusterID: clusterID, Memory: memory}))
+		return OpenDriver(t, changeOptions(fake.Options{ClusterID: clusterID, Memory: memory}))
 	}
 	h.Losable = func(t *testing.T, clusterID string) drivertest.Losable {
 		t.Helper()
-		own := fake.NewMemory(clock.RealClock{})
+		losable := fake.NewMemory(clock.RealClock{})
 		return drivertest.Losable{
-			Driver:  OpenDriver(t, shape(fake.Options{ClusterID: clusterID, Memory: own})),
-			Lose:    func() { own.SetAvailable(false) },
-			Restore: func() { own.SetAvailable(true) },
+			Driver:  OpenDriver(t, changeOptions(fake.Options{ClusterID: clusterID, Memory: losable})),
+			Lose:    func() { losable.SetAvailable(false) },
+			Restore: func() { losable.SetAvailable(true) },
 		}
 	}
 	return h
 }
 
-// guestOf describes what is simulated in servers.
-func guestOf() drivertest.Guest {
+// newGuest says how the contract suite talks to the guests of package guest.
+func newGuest() drivertest.Guest {
 	command := func(name string) func(string) []string {
 		return func(argument string) []string { return []string{name, argument} }
 	}
@@ -83,13 +83,13 @@ func talkToEcho(t *testing.T, conn net.Conn) {
 	t.Helper()
 	const text = "hello"
 	received := make([]byte, len(text))
-	_, err := io.WriteString(conn, text)
-	if _, failed := io.ReadFull(conn, received); err != nil || failed != nil || string(received) != text {
-		t.Errorf("sent %q and received %q: %v, %v", text, received, err, failed)
+	_, writeErr := io.WriteString(conn, text)
+	if _, readErr := io.ReadFull(conn, received); writeErr != nil || readErr != nil || string(received) != text {
+		t.Errorf("sent %q and received %q: %v, %v", text, received, writeErr, readErr)
 	}
 }
 
-// OpenDriver opens a driver or fails the test.
+// OpenDriver returns a new driver, or fails the test.
 func OpenDriver(t *testing.T, o fake.Options) *fake.Driver {
 	t.Helper()
 	d, err := fake.New(o)
@@ -112,14 +112,14 @@ type OutOfBand struct {
 	Remove func(t *testing.T, s driver.Server)
 }
 
-// Harness returns what the harnesses of both kinds of engine have in common.
+// Harness returns a harness without the functions that open drivers, for engines in memory and in folders.
 func Harness(h OutOfBand) drivertest.Harness {
 	return drivertest.Harness{
-		Spec: NewSpec, OtherImage: "second", ResizesLive: true, OutOfBand: h.toDrivertest(), Guest: guestOf(),
+		Spec: NewSpec, OtherImage: "second", ResizesLive: true, OutOfBand: h.toDrivertest(), Guest: newGuest(),
 	}
 }
 
-// NewSpec returns a server that uses several fields of the spec.
+// NewSpec returns a spec that sets several fields.
 func NewSpec(*testing.T) driver.ServerSpec {
 	return driver.ServerSpec{
 		CPUMilli: 2000, MemoryBytes: 4e9, RootDiskBytes: 40e9,
@@ -135,17 +135,17 @@ func (h OutOfBand) toDrivertest() drivertest.OutOfBand {
 			h.Edit(t, s.UID, change)
 		}
 	}
-	state := func(state driver.State, exit *fake.Exit) func(*testing.T, driver.Server) {
+	setState := func(state driver.State, exit *fake.Exit) func(*testing.T, driver.Server) {
 		return edit(func(r *fake.Record) { r.State, r.Exit = state, exit })
 	}
 	return drivertest.OutOfBand{
-		Kill:  state(driver.StateStopped, &fake.Exit{Code: 137}),
-		Stop:  state(driver.StateStopped, nil),
+		Kill:  setState(driver.StateStopped, &fake.Exit{Code: 137}),
+		Stop:  setState(driver.StateStopped, nil),
 		Start: edit(func(r *fake.Record) { r.State = driver.StateRunning }),
-		Pause: state(driver.StatePaused, nil),
+		Pause: setState(driver.StatePaused, nil),
 		Exit: func(t *testing.T, s driver.Server, code int) {
 			t.Helper()
-			state(driver.StateStopped, &fake.Exit{Code: code})(t, s)
+			setState(driver.StateStopped, &fake.Exit{Code: code})(t, s)
 		},
 		Remove:     h.Remove,
 		BurnCPU:    edit(func(r *fake.Record) { r.Load = 1 }),

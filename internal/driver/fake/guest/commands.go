@@ -20,24 +20,24 @@ import (
 // execution is a command that runs.
 type execution struct {
 	terminal.Command
-	on *screen
+	console *screen
 
-	mu   sync.Mutex
-	over bool // nothing more may be written
+	mu             sync.Mutex
+	isOutputClosed bool
 }
 
 // commands are the commands that a simulated server can run.
 var commands = map[string]func(x *execution, ctx context.Context, args []string) (exitCode int, err error){
-	"cat":  (*execution).cat,
-	"echo": func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stdout, args) },
+	"cat":  (*execution).copyInput,
+	"echo": func(x *execution, _ context.Context, args []string) (int, error) { return x.printLine(x.Stdout, args) },
 	"exit": func(_ *execution, _ context.Context, args []string) (int, error) { return exitCodeIn(args) },
-	"log":  (*execution).log,
+	"log":  (*execution).printOnConsole,
 	"true": func(*execution, context.Context, []string) (int, error) { return 0, nil },
-	"warn": func(x *execution, _ context.Context, args []string) (int, error) { return x.print(x.Stderr, args) },
+	"warn": func(x *execution, _ context.Context, args []string) (int, error) { return x.printLine(x.Stderr, args) },
 }
 
-// Exec implements driver.Executor. The commands are: true, exit CODE, echo and warn (on standard
-// error), log (on the console), and cat. They cannot have a terminal.
+// Exec implements driver.Executor. The commands are: true, exit CODE, cat, and three that print
+// their arguments: echo to stdout, warn to stderr, log to the console. Terminals are unsupported.
 func (a *Access) Exec(ctx context.Context, uid types.UID, r terminal.Command) (exitCode int, err error) {
 	s, err := a.findRunning(ctx, uid)
 	if err != nil {
@@ -52,70 +52,70 @@ func (a *Access) Exec(ctx context.Context, uid types.UID, r terminal.Command) (e
 	if r.TTY {
 		return 0, driver.Errorf(driver.ErrUnsupported, "a simulated server does not give commands a terminal")
 	}
-	x := &execution{Command: r, on: screenOf(s)}
+	x := &execution{Command: r, console: screenOf(s)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer x.end()
+	defer x.closeOutput()
 	type result struct {
 		exitCode int
 		err      error
 	}
 	results := make(chan result, 1)
-	go func() { // it stays with a Read of the caller's that does not return
+	go func() { // this outlasts Exec if a Read of the caller's Stdin does not return
 		exitCode, err := commands[r.Args[0]](x, ctx, r.Args[1:])
 		results <- result{exitCode, err}
 	}()
 	select {
-	case end := <-results:
-		return end.exitCode, end.err
+	case r := <-results:
+		return r.exitCode, r.err
 	case <-ctx.Done():
 		return 0, context.Cause(ctx)
 	}
 }
 
-// end keeps a command that goes on from writing to a caller that has left.
-func (x *execution) end() {
+// closeOutput makes later writes fail, since the writers belong to a caller that has returned.
+func (x *execution) closeOutput() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.over = true
+	x.isOutputClosed = true
 }
 
-func (x *execution) write(to io.Writer, p []byte) error {
+func (x *execution) writeOutput(output io.Writer, p []byte) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
-	case x.over:
+	case x.isOutputClosed:
 		return os.ErrClosed
-	case to == nil:
+	case output == nil:
 		return nil
 	}
-	_, err := to.Write(p)
+	_, err := output.Write(p)
 	return err
 }
 
-func (x *execution) print(to io.Writer, words []string) (int, error) {
-	return 0, x.write(to, []byte(strings.Join(words, " ")+"\n"))
+func (x *execution) printLine(output io.Writer, words []string) (int, error) {
+	return 0, x.writeOutput(output, []byte(strings.Join(words, " ")+"\n"))
 }
 
-func (x *execution) log(_ context.Context, words []string) (int, error) {
-	x.on.print([]byte(strings.Join(words, " ") + "\n"))
+func (x *execution) printOnConsole(_ context.Context, words []string) (int, error) {
+	x.console.print([]byte(strings.Join(words, " ") + "\n"))
 	return 0, nil
 }
 
-func (x *execution) cat(context.Context, []string) (int, error) {
+func (x *execution) copyInput(context.Context, []string) (int, error) {
 	if x.Stdin == nil {
 		return 0, nil
 	}
 	buffer := make([]byte, 32<<10)
 	for {
-		n, failed := x.Stdin.Read(buffer)
-		if err := x.write(x.Stdout, buffer[:n]); err != nil || failed != nil {
+		n, readErr := x.Stdin.Read(buffer)
+		if err := x.writeOutput(x.Stdout, buffer[:n]); err != nil || readErr != nil {
 			return 0, err
 		}
 	}
 }
 
-// exitCodeIn returns the only argument, 0 without one.
+// exitCodeIn returns the first argument as a number, or 0 without arguments.
 func exitCodeIn(args []string) (int, error) {
 	if len(args) == 0 {
 		return 0, nil

@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guest simulates what runs in the servers of the fake driver: a console that repeats
-// what is typed, a log, a few commands, ports that repeat what they receive, and a network
-// interface. It is for trying Drover out and for tests of users of streams.
+// Package guest simulates the guests of the fake driver's servers: a console and ports that echo
+// their input, a log, a few commands, and a network interface. It is for trying Drover out and for
+// tests of programs that use consoles, logs and commands.
 //
 // Start with Access, whose exported methods are optional interfaces of the driver contract.
-// What a server prints is in the memory of the process.
+// The output of servers is kept in the memory of the process.
 package guest
 
 import (
@@ -31,13 +31,14 @@ type Server struct {
 	ID, Name, Run string
 	State         driver.State
 	Ports         []int32
+	MountPaths    []string
 	Interface     report.Interface
 }
 
-// Access reaches into the guests of one cluster.
+// Access connects callers to the guests of one cluster.
 type Access struct {
 	Clock clock.Clock
-	// Find returns the server of a UID. It returns the errors of the contract.
+	// Find returns the server of a UID, or the errors that package driver specifies.
 	Find func(ctx context.Context, uid types.UID) (Server, error)
 }
 
@@ -47,7 +48,24 @@ var (
 	_ driver.Executor        = (*Access)(nil)
 	_ driver.Dialer          = (*Access)(nil)
 	_ driver.InterfaceLister = (*Access)(nil)
+	_ driver.FileWriter      = (*Access)(nil)
 )
+
+// FileRevisions implements driver.FileWriter. The folders of a simulated server are empty.
+func (a *Access) FileRevisions(ctx context.Context, uid types.UID) (map[string]string, error) {
+	s, err := a.findRunning(ctx, uid)
+	revisions := map[string]string{}
+	for _, path := range s.MountPaths {
+		revisions[path] = ""
+	}
+	return revisions, err
+}
+
+// WriteFiles implements driver.FileWriter. It accepts all files.
+func (a *Access) WriteFiles(ctx context.Context, uid types.UID, _ driver.FileMount) error {
+	_, err := a.findRunning(ctx, uid)
+	return err
+}
 
 func (a *Access) findRunning(ctx context.Context, uid types.UID) (Server, error) {
 	s, err := a.Find(ctx, uid)
@@ -57,17 +75,17 @@ func (a *Access) findRunning(ctx context.Context, uid types.UID) (Server, error)
 	return s, err
 }
 
-// goesOn reports whether a run goes on. If that cannot be known, it does.
-func (a *Access) goesOn(ctx context.Context, before Server) bool {
-	now, err := a.Find(ctx, before.UID)
+// isRunActive reports whether a run goes on. It returns true if the server cannot be read.
+func (a *Access) isRunActive(ctx context.Context, earlier Server) bool {
+	now, err := a.Find(ctx, earlier.UID)
 	if err != nil {
 		return !errors.Is(err, driver.ErrNotFound)
 	}
-	return now.Run == before.Run && now.State != driver.StateStopped
+	return now.Run == earlier.Run && now.State != driver.StateStopped
 }
 
-// Forget drops what a server printed.
-func Forget(id string) { screens.Delete(id) }
+// ForgetOutput drops the output of a server.
+func ForgetOutput(id string) { screens.Delete(id) }
 
 // Console implements driver.Consoler.
 func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
@@ -75,7 +93,7 @@ func (a *Access) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser
 	if err != nil {
 		return nil, err
 	}
-	return a.newConsole(ctx, s, screenOf(s).end()-tailSize), nil
+	return a.newConsole(ctx, s, screenOf(s).endOffset()-tailSize), nil
 }
 
 // Logs implements driver.LogReader.
@@ -90,10 +108,10 @@ func (a *Access) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (
 	case s.Run == "":
 		return nil, driver.Errorf(driver.ErrRetry, "the server has not run yet, and has no log")
 	}
-	t := screenOf(s)
-	end, text := t.end(), t.read(0)
+	screen := screenOf(s)
+	end, text := screen.endOffset(), screen.readFrom(0)
 	if o.Previous {
-		text = t.before
+		text = screen.previousRun
 		if text == nil {
 			return nil, driver.Errorf(driver.ErrRetry, "no previous run is known to this process")
 		}
@@ -118,24 +136,24 @@ func (a *Access) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn,
 	case err != nil:
 		return nil, err
 	case !slices.Contains(s.Ports, port):
-		return nil, driver.Errorf(driver.ErrRetry, "port %d of the server takes no connection: those of spec.ports do", port)
+		return nil, driver.Errorf(driver.ErrRetry, "port %d of the server takes no connection: only the ports in spec.ports do", port)
 	}
-	ours, theirs := net.Pipe()
+	client, server := net.Pipe()
 	go func() {
-		_, _ = io.Copy(theirs, theirs)
-		_ = theirs.Close()
+		_, _ = io.Copy(server, server)
+		_ = server.Close()
 	}()
-	return connection{ours, theirs}, nil
+	return connection{client, server}, nil
 }
 
-// connection is a connection to a simulated port. A client that leaves a port-forward closes its half alone, so
-// without CloseWrite the server's would stay for ever.
+// connection is a connection to a simulated port. A client that ends a port-forward closes only one direction. Without
+// CloseWrite the server's goroutine would wait forever.
 type connection struct {
 	net.Conn
 	server net.Conn
 }
 
-// CloseWrite ends the input of the server, which then closes after what it still sends.
+// CloseWrite ends the server's input. The server then sends the rest and closes the connection.
 func (c connection) CloseWrite() error { return c.server.SetReadDeadline(time.Unix(1, 0)) }
 
 // Interfaces implements driver.InterfaceLister.

@@ -15,42 +15,42 @@ import (
 )
 
 const (
-	// textSize is how much of a server's output is kept, tailSize what a console begins
-	// with.
+	// textSize bounds how many bytes of a server's output are kept. A new console begins with the
+	// last tailSize of them.
 	textSize = 64 << 10
 	tailSize = 4 << 10
-	// stateEvery is how often the readers of a terminal check whether its server still runs.
-	stateEvery = 200 * time.Millisecond
+	// checkInterval is how often consoles check whether their server still runs.
+	checkInterval = 200 * time.Millisecond
 )
 
 // screens has the screens of servers by their IDs, for all drivers of this process.
 var screens driver.SyncMap[string, *screen]
 
-// screen is the text that a server prints in one run. It repeats what is typed to it.
+// screen is the output of a server's run, together with the input that the server echoes.
 type screen struct {
-	run    string
-	before []byte // printed in the run before
+	run         string
+	previousRun []byte // output of the previous run, nil if unknown
 
 	mu      sync.Mutex
 	text    []byte
-	dropped int           // how much of the beginning of text is gone
-	more    chan struct{} // closed when there is more
+	dropped int           // number of bytes that were removed before text
+	changed chan struct{} // closed at the next output
 	writer  *console
 
-	checkedAt time.Time // when it was checked whether the run goes on
-	over      bool
+	checkedAt time.Time // time of the last check whether the run goes on
+	isOver    bool      // whether the run is over
 }
 
-// screenOf returns the screen of the server's run, whose first line says that it booted.
+// screenOf returns the screen of the server's run. Its first line says that the server has booted.
 func screenOf(s Server) (t *screen) {
 	screens.Update(s.ID, func(last *screen, exists bool) (*screen, bool) {
 		if exists && last.run == s.Run {
 			t = last
 			return t, true
 		}
-		t = &screen{run: s.Run, more: make(chan struct{})}
+		t = &screen{run: s.Run, changed: make(chan struct{})}
 		if exists {
-			t.before = last.read(0)
+			t.previousRun = last.readFrom(0)
 		}
 		t.print(fmt.Appendf(nil, "%s has booted (%s)\n", s.Name, s.Run))
 		return t, true
@@ -58,7 +58,6 @@ func screenOf(s Server) (t *screen) {
 	return t
 }
 
-// print adds to the text.
 func (t *screen) print(text []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,42 +65,42 @@ func (t *screen) print(text []byte) {
 	if excess := len(t.text) - textSize; excess > 0 {
 		t.text, t.dropped = t.text[excess:], t.dropped+excess
 	}
-	close(t.more)
-	t.more = make(chan struct{})
+	close(t.changed)
+	t.changed = make(chan struct{})
 }
 
-// read returns the text from a position on, or what is left of it.
-func (t *screen) read(from int) []byte {
+// readFrom returns the output from an offset on, as far as it is kept.
+func (t *screen) readFrom(offset int) []byte {
 	text := make([]byte, textSize)
-	n, _, _ := t.readInto(text, from)
+	n, _, _ := t.readInto(text, offset)
 	return text[:n]
 }
 
-func (t *screen) readInto(p []byte, from int) (n, next int, more <-chan struct{}) {
+func (t *screen) readInto(p []byte, offset int) (n, next int, changed <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	from = max(from, t.dropped)
-	n = copy(p, t.text[from-t.dropped:])
-	return n, from + n, t.more
+	offset = max(offset, t.dropped)
+	n = copy(p, t.text[offset-t.dropped:])
+	return n, offset + n, t.changed
 }
 
-func (t *screen) end() int {
+func (t *screen) endOffset() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.dropped + len(t.text)
 }
 
-// claim gives a console the right to write, if no other has it.
-func (t *screen) claim(c *console) bool {
+// claimWriter gives a console the right to write unless another console has it.
+func (t *screen) claimWriter(c *console) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.writer == nil && c.ctx.Err() == nil { // a console that is closed would keep it
+	if t.writer == nil && c.ctx.Err() == nil { // a closed console would never release the right
 		t.writer = c
 	}
 	return t.writer == c
 }
 
-func (t *screen) release(c *console) {
+func (t *screen) releaseWriter(c *console) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.writer == c {
@@ -109,68 +108,68 @@ func (t *screen) release(c *console) {
 	}
 }
 
-// console reads a terminal from a position on.
+// console reads a screen from an offset on.
 type console struct {
 	*screen
 	access *Access
-	of     Server
-	at     int
+	server Server
+	offset int
 
-	ctx   context.Context // ends with the console
-	leave context.CancelCauseFunc
+	ctx    context.Context // ends with the console
+	cancel context.CancelCauseFunc
 }
 
-func (a *Access) newConsole(ctx context.Context, attached Server, at int) *console {
-	ctx, end := context.WithCancelCause(ctx)
-	c := &console{screen: screenOf(attached), access: a, of: attached, at: at, ctx: ctx, leave: end}
-	context.AfterFunc(ctx, func() { c.release(c) })
+func (a *Access) newConsole(ctx context.Context, server Server, offset int) *console {
+	ctx, cancel := context.WithCancelCause(ctx)
+	c := &console{screen: screenOf(server), access: a, server: server, offset: offset, ctx: ctx, cancel: cancel}
+	context.AfterFunc(ctx, func() { c.releaseWriter(c) })
 	return c
 }
 
-// Read implements io.Reader. It checks first whether the server runs, so as not to miss the
-// last output.
+// Read implements io.Reader. It checks whether the run is over before it reads, since output may
+// arrive between a read and a later check.
 func (c *console) Read(p []byte) (n int, err error) {
 	for n == 0 && len(p) > 0 {
-		over := c.isOver()
-		var more <-chan struct{}
-		n, c.at, more = c.readInto(p, c.at)
+		isOver := c.checkOver()
+		var changed <-chan struct{}
+		n, c.offset, changed = c.readInto(p, c.offset)
 		switch {
 		case c.ctx.Err() != nil:
 			return 0, context.Cause(c.ctx)
-		case n == 0 && over:
+		case n == 0 && isOver:
 			return 0, io.EOF
 		case n == 0:
-			c.wait(more)
+			c.waitForChange(changed)
 		}
 	}
 	return n, nil
 }
 
-// isOver reports whether the run is over. One check is for all readers.
-func (c *console) isOver() bool {
+// checkOver reports whether the run is over. All consoles of a screen share one check an interval.
+func (c *console) checkOver() bool {
 	now := c.access.Clock.Now()
 	c.mu.Lock()
-	due := !c.over && now.Sub(c.checkedAt) >= stateEvery
-	if due {
+	isDue := !c.isOver && now.Sub(c.checkedAt) >= checkInterval
+	if isDue {
 		c.checkedAt = now
 	}
-	over := c.over
+	isOver := c.isOver
 	c.mu.Unlock()
-	if !due {
-		return over
+	if !isDue {
+		return isOver
 	}
-	over = !c.access.goesOn(c.ctx, c.of)
+	isOver = !c.access.isRunActive(c.ctx, c.server)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.over = over
-	return over
+	c.isOver = isOver
+	return isOver
 }
 
-func (c *console) wait(more <-chan struct{}) {
-	timer := c.access.Clock.NewTimer(stateEvery)
+func (c *console) waitForChange(changed <-chan struct{}) {
+	timer := c.access.Clock.NewTimer(checkInterval)
 	defer timer.Stop()
 	select {
-	case <-more:
+	case <-changed:
 	case <-timer.C():
 	case <-c.ctx.Done():
 	}
@@ -181,7 +180,7 @@ func (c *console) Write(p []byte) (int, error) {
 	switch {
 	case c.ctx.Err() != nil:
 		return 0, context.Cause(c.ctx)
-	case !c.claim(c):
+	case !c.claimWriter(c):
 		return 0, driver.ErrConsoleTaken
 	}
 	c.print(p)
@@ -190,7 +189,7 @@ func (c *console) Write(p []byte) (int, error) {
 
 // Close implements io.Closer.
 func (c *console) Close() error {
-	c.leave(os.ErrClosed)
-	c.release(c)
+	c.cancel(os.ErrClosed)
+	c.releaseWriter(c)
 	return nil
 }

@@ -302,9 +302,9 @@ func ExitOfMachine(p *corev1.Pod) *driver.Exit {
 	return exitOf(status.State.Terminated)
 }
 
-// HasEndedBesideOthers reports whether the machine of a pod has ended, other containers have not, and nothing
+// HasOnlyMachineEnded reports whether the machine of a pod has ended, other containers have not, and nothing
 // has asked for their end yet.
-func HasEndedBesideOthers(p *corev1.Pod) bool {
+func HasOnlyMachineEnded(p *corev1.Pod) bool {
 	return p.DeletionTimestamp == nil && !objects.HasEndDeadline(p) && ExitOfMachine(p) != nil && !HasLostMachine(p) && len(OtherContainers(p)) > 0
 }
 

@@ -23,7 +23,7 @@ func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 			blocked[i.UID] = i
 		}
 	}
-	r.lacking.DeleteFunc(func(uid types.UID, _ bool) bool { return blocked[uid] == nil })
+	r.lackingBudget.DeleteFunc(func(uid types.UID, _ bool) bool { return blocked[uid] == nil })
 	if len(blocked) == 0 {
 		return
 	}
@@ -39,12 +39,12 @@ func (r *Reader) readBudgets(ctx context.Context, all []*Instance) {
 	}
 	for uid, i := range blocked {
 		if intact[i.Key] {
-			r.lacking.Delete(uid)
+			r.lackingBudget.Delete(uid)
 		} else {
-			r.lacking.Store(uid, true)
+			r.lackingBudget.Store(uid, true)
 		}
 	}
 }
 
 // NoteBudget records that a server has the PodDisruptionBudget that it should have, or none.
-func (r *Reader) NoteBudget(uid types.UID) { r.lacking.Delete(uid) }
+func (r *Reader) NoteBudget(uid types.UID) { r.lackingBudget.Delete(uid) }

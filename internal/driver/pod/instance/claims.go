@@ -18,14 +18,14 @@ import (
 	"cloudnative.tw/drover/internal/driver/pod/objects"
 )
 
-// Claims are the PVCs of a server by the names of their disks. The PVC of the root disk also records which
-// pod may run and how it has ended.
+// Claims maps the names of disks to the server's PVCs. The PVC of the root disk also records which pod may
+// run and how the pod has ended.
 type Claims map[string]*corev1.PersistentVolumeClaim
 
 // Root returns the PVC of the root disk, nil if there is none.
 func (c Claims) Root() *corev1.PersistentVolumeClaim { return c[objects.RootDisk] }
 
-// All returns the PVCs in the order of the names of their disks. The PVC of the root disk comes first.
+// All returns the PVCs, sorted by the names of their disks. The PVC of the root disk comes first.
 func (c Claims) All() (all []*corev1.PersistentVolumeClaim) {
 	for _, name := range slices.Sorted(maps.Keys(c)) {
 		if claim := c[name]; claim != nil {
@@ -40,14 +40,14 @@ func (c Claims) Volumes() []*corev1.PersistentVolumeClaim {
 	return slices.DeleteFunc(c.All(), func(claim *corev1.PersistentVolumeClaim) bool { return claim == c.Root() })
 }
 
-// isDeleted reports whether the disks are being deleted, judging by the first.
+// isDeleted reports whether the disks are being deleted. It looks only at the first.
 func (c Claims) isDeleted() bool {
 	all := c.All()
 	return len(all) > 0 && all[0].DeletionTimestamp != nil
 }
 
-// DeletedClaim returns a PVC of a pod that a user or program has deleted, nil if there is none. The PVC
-// remains while the pod exists.
+// DeletedClaim returns a PVC that p uses although someone has deleted the PVC, or nil. The PVC remains while
+// the pod exists.
 func (c Claims) DeletedClaim(p *corev1.Pod) *corev1.PersistentVolumeClaim {
 	for _, claim := range c.All() {
 		if claim.DeletionTimestamp != nil && p != nil && objects.UsesClaim(p, claim.Name) {
@@ -66,7 +66,7 @@ func (c Claims) Replace(claim, updated *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// hasGrown reports whether a volume has more room than the disk that a running pod has on it was made for.
+// hasGrown reports whether a volume is larger than when the running pod's disk on it was made.
 func (c Claims) hasGrown(p *corev1.Pod) bool {
 	if _, ok := MachineOf(p); !ok {
 		return false
@@ -83,7 +83,7 @@ func (c Claims) hasGrown(p *corev1.Pod) bool {
 type endRecord struct {
 	Pod  types.UID    `json:"pod"`
 	Exit *driver.Exit `json:"exit,omitempty"`
-	// Disruption is the field of driver.Server.
+	// Disruption is the value for driver.Server.Disruption.
 	Disruption string `json:"disruption,omitempty"`
 }
 
@@ -105,8 +105,8 @@ func (c Claims) HasEnded(pod types.UID) bool {
 	return pod != "" && root != nil && (c.lastEnd().Pod == pod || root.Annotations[objects.AnnotationNeverRan] == string(pod))
 }
 
-// lacksEnd reports whether the end of the last pod that could run is neither recorded nor asserted by an
-// operator.
+// lacksEnd reports whether the end of the last pod that could run is neither recorded nor asserted.
+// Environment.PodAssertedOff returns the asserted pod.
 func (c Claims) lacksEnd(asserted types.UID) bool {
 	if c.Root() == nil {
 		return false
@@ -115,7 +115,7 @@ func (c Claims) lacksEnd(asserted types.UID) bool {
 	return run != "" && !c.HasEnded(run) && run != asserted
 }
 
-// readClaims reads the PVCs of disks live.
+// readClaims reads the disks' PVCs from the API server, not from a cache.
 func (i *Instance) readClaims(ctx context.Context, names []string) error {
 	for _, name := range names {
 		key := types.NamespacedName{Namespace: i.Key.Namespace, Name: objects.ClaimName(i.Key.Name, name)}
@@ -127,7 +127,8 @@ func (i *Instance) readClaims(ctx context.Context, names []string) error {
 	return nil
 }
 
-// listClaims lists the PVCs of the root disk and of all volumes that the server has ever had, live.
+// listClaims lists the PVCs of the root disk and of all volumes that the server has ever had. It reads them
+// from the API server, not from a cache.
 func (i *Instance) listClaims(ctx context.Context) error {
 	listed, err := i.reader.Client.PersistentVolumeClaims(i.Key.Namespace).List(ctx, metav1.ListOptions{LabelSelector: objects.Selector(i.reader.ClusterID, i.UID)})
 	if err != nil {
@@ -142,7 +143,7 @@ func (i *Instance) listClaims(ctx context.Context) error {
 }
 
 // takeClaim adds a PVC that has the labels of the server, and reports whether it did. It ignores a foreign
-// PVC, and one with another name than its disk requires.
+// PVC, and a PVC whose name is not the expected name for its disk.
 func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 	name := claim.Labels[objects.LabelVolume]
 	if claim.Namespace != i.Key.Namespace || claim.Name != objects.ClaimName(i.Key.Name, name) || objects.IsForeignClaim(claim) {
@@ -152,21 +153,22 @@ func (i *Instance) takeClaim(claim *corev1.PersistentVolumeClaim) (taken bool) {
 	return true
 }
 
-// mayHaveClaims reports whether the server may have PVCs. An ephemeral pod shows that there are none,
-// unless it is labelled as released.
+// mayHaveClaims reports whether the server may have PVCs. If its pod is ephemeral, there are none, unless
+// the pod is labelled as released.
 func (i *Instance) mayHaveClaims() bool {
 	return i.Pod == nil || !objects.IsEphemeral(i.Pod) || i.IsRetained()
 }
 
 // takeKnownClaims adds the PVCs from the informers of an open watch, and reports whether it did. It does
 // nothing if the informers lack a version that this process has read or written. It also needs a pod that
-// was read live and was not released, because a cache cannot prove that a server is gone or was released.
+// was read from the API server and not released, because a cache cannot prove that a server is gone or was
+// released.
 func (i *Instance) takeKnownClaims() bool {
 	if i.Pod == nil {
 		return false
 	}
 	watched := i.reader.Watched.Load()
-	if watched == nil || !isAsNew(watched.Claims, i.reader.claims.Load()) {
+	if watched == nil || !isUpToDate(watched.Claims, i.reader.claims.Load()) {
 		return false
 	}
 	for _, claim := range byUID[*corev1.PersistentVolumeClaim](watched.Claims, []types.UID{i.UID}) {

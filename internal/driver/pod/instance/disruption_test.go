@@ -97,7 +97,7 @@ func TestRecordedEvictions(t *testing.T) {
 	for name, evicted := range map[string]bool{"evicted-shut-down": true, "evicted-reported": true, "sidecar-ended": false} {
 		for _, p := range recordedPods(t, name) {
 			i := &Instance{Pod: p}
-			if end := i.End(); end == nil || end.Evicted != evicted || !evicted && i.Disruption() != "" || ends.HasEndedBesideOthers(p) {
+			if end := i.End(); end == nil || end.Evicted != evicted || !evicted && i.Disruption() != "" || ends.HasOnlyMachineEnded(p) {
 				t.Errorf("%s: the end is %+v, %q", name, end, i.Disruption())
 			}
 		}
@@ -171,8 +171,8 @@ func TestUnschedulable(t *testing.T) {
 func TestEndOfAGuestBesideASidecar(t *testing.T) {
 	t.Parallel()
 	reader := &Reader{
-		Clock:       testingclock.NewFakePassiveClock(time.Unix(0, 0)),
-		AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen,
+		Clock:          testingclock.NewFakePassiveClock(time.Unix(0, 0)),
+		PodAssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen,
 	}
 	for _, isDeleted := range []bool{false, true} {
 		pod := onNode(withStatuses(terminated(3, "Error", ""), corev1.ContainerStatus{Name: "added", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}))

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// freshTimeout limits how long a list waits for informers that are behind. Then it reads live.
+	// freshTimeout limits how long a list waits for informers that are out of date. Then it reads from the API server.
 	freshTimeout = 500 * time.Millisecond
 	freshPeriod  = 5 * time.Millisecond
 	// liveListPeriod is the longest time between two complete live lists.
@@ -155,7 +155,7 @@ func (r *Reader) freshInformers(ctx context.Context) *Informers {
 	}
 	pods, claims := r.pods.Load(), r.claims.Load()
 	err := wait.PollUntilContextTimeout(ctx, freshPeriod, freshTimeout, true, func(context.Context) (bool, error) {
-		return isAsNew(watched.Pods, pods) && isAsNew(watched.Claims, claims), nil
+		return isUpToDate(watched.Pods, pods) && isUpToDate(watched.Claims, claims), nil
 	})
 	if err != nil {
 		return nil
@@ -163,8 +163,8 @@ func (r *Reader) freshInformers(ctx context.Context) *Informers {
 	return watched
 }
 
-// isAsNew reports whether an informer has the state of a version or a later one.
-func isAsNew(informer cache.SharedIndexInformer, version uint64) bool {
+// isUpToDate reports whether an informer has the state of a version or a later one.
+func isUpToDate(informer cache.SharedIndexInformer, version uint64) bool {
 	has, err := strconv.ParseUint(informer.GetIndexer().LastStoreSyncResourceVersion(), 10, 64)
 	return err == nil && has >= version
 }

@@ -116,8 +116,8 @@ func (i *Instance) findEnd() *driver.Exit {
 	return ends.LostEnd(i.Pod, i.node.object, ends.IsAsserted(i.Pod, i.Asserted))
 }
 
-// AssertedEnd returns the end that an operator asserts of a pod whose kubelet does not report, nil if none
-// does.
+// AssertedEnd returns the end that an operator has asserted for the pod, if its kubelet does not report, or
+// nil.
 func (i *Instance) AssertedEnd() *driver.Exit {
 	if i.Pod == nil || i.Pod.Spec.NodeName == "" || i.node.isUnknown {
 		return nil
@@ -129,7 +129,7 @@ func (i *Instance) AssertedEnd() *driver.Exit {
 // its node was ready then, and whether the pod records something else. Without the record, an assertion
 // about the wrong pod would count once its node does not answer for a moment.
 func (i *Instance) RefusesAssertion() (refuses, differs bool) {
-	if i.reader.AssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ends.ProvenEnd(i.Pod) != nil {
+	if i.reader.PodAssertedOff == nil || i.Pod == nil || i.Pod.Spec.NodeName == "" || ends.ProvenEnd(i.Pod) != nil {
 		return false, false
 	}
 	was := ends.IsAssertionRefused(i.Pod)

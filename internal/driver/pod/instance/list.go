@@ -61,7 +61,8 @@ func (r *Reader) listByLabels(ctx context.Context, uids ...types.UID) ([]*Instan
 	return found, nil
 }
 
-// listObjects returns the objects of servers from the informers, or live if the informers are behind.
+// listObjects returns the objects of servers from the informers, or from the API server if the informers are out of
+// date.
 func (r *Reader) listObjects(ctx context.Context, uids []types.UID) ([]*corev1.Pod, []*corev1.PersistentVolumeClaim, error) {
 	if isAll := len(uids) == 0; len(uids) > 1 || isAll && !r.isLiveListDue() || driver.IsRefresh(ctx) {
 		if fresh := r.freshInformers(ctx); fresh != nil {
@@ -100,9 +101,9 @@ func (r *Reader) listPods(ctx context.Context, options metav1.ListOptions) ([]*c
 	return pointersTo(listed.Items), nil
 }
 
-// KnownPods returns the pods of servers that were not released, all if no UID is given. It reads them from
-// the informers of an open watch, and live if none is open. They may be out of date, and callers must not
-// change them.
+// KnownPods returns the pods of servers that were not released, all such pods if no UID is given. It reads
+// them from the informers of an open watch, or from the API server if no watch is open. The pods may be out
+// of date, and callers must not change them.
 func (r *Reader) KnownPods(ctx context.Context, uids ...types.UID) (pods []*corev1.Pod, err error) {
 	if watched := r.Watched.Load(); watched != nil {
 		pods = byUID[*corev1.Pod](watched.Pods, uids)

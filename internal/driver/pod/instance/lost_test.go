@@ -22,7 +22,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// nodeOf returns a node of a system and a boot whose kubelet has posted its status at a time, in seconds.
+// nodeOf returns a node with a system UUID and a boot ID. Its kubelet has posted its status at the time posted, in seconds.
 func nodeOf(system, boot string, ready corev1.ConditionStatus, posted int64) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	n.Status.NodeInfo.SystemUUID, n.Status.NodeInfo.BootID = system, boot
@@ -64,7 +64,7 @@ func TestLostMachine(t *testing.T) {
 			if tc.refused {
 				p.Annotations[objects.AnnotationAssertionRefused] = "true"
 			}
-			reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), AssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen}
+			reader := &Reader{Clock: testingclock.NewFakePassiveClock(time.Unix(0, 0)), PodAssertedOff: func(types.UID) types.UID { return "" }, LastStatus: neverSeen}
 			i := &Instance{reader: reader, Pod: p, Asserted: tc.asserted, node: nodeState{object: tc.node}, Key: types.NamespacedName{Namespace: "ns", Name: "web"}}
 			got := ""
 			if exit := i.End(); exit != nil {
@@ -92,9 +92,9 @@ func recordedPods(t *testing.T, name string) [2]*corev1.Pod {
 	return [2]*corev1.Pod{p, kept.(*corev1.Pod)}
 }
 
-// TestRecordedPods checks the end of pods that real kubelets have reported, of which was noted beside them
-// whether their machine ran. A container that is lost in an eviction, or by its runtime, ran or did not; once
-// its kubelet has removed the pod's control group, none did, even if its processes could not be killed before.
+// TestRecordedPods checks the end of pods as real kubelets have reported them. The recordings say whether the machine of
+// each pod ran. A container that is lost in an eviction, or by its runtime, may run; once its kubelet has removed the
+// pod's control group, no process runs, even if the processes could not be killed before.
 func TestRecordedPods(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{

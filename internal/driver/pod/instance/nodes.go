@@ -82,8 +82,8 @@ func (i *Instance) readNode(ctx context.Context) (err error) {
 // recorded yet. Nothing else shows that the first are lost, or when the second can be recorded.
 func (i *Instance) resetNode(isComplete bool) (name string) {
 	i.node, i.Asserted = nodeState{}, ""
-	if i.reader.AssertedOff != nil {
-		i.Asserted = i.reader.AssertedOff(i.UID)
+	if i.reader.PodAssertedOff != nil {
+		i.Asserted = i.reader.PodAssertedOff(i.UID)
 	}
 	p := i.Pod
 	switch {

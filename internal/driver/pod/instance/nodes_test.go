@@ -76,7 +76,7 @@ func TestNodesOfLists(t *testing.T) {
 			server := httptest.NewServer(api)
 			defer server.Close()
 			client := corev1client.NewForConfigOrDie(&rest.Config{Host: server.URL, QPS: -1})
-			r := &Reader{Client: client, Clock: clock.RealClock{}, Log: logr.Discard(), AssertedOff: func(vm types.UID) types.UID { return vm }}
+			r := &Reader{Client: client, Clock: clock.RealClock{}, Log: logr.Discard(), PodAssertedOff: func(vm types.UID) types.UID { return vm }}
 			nodes := c.nodes
 			for n := range c.made {
 				nodes = append(nodes, fmt.Sprint("made-", n))

@@ -38,9 +38,9 @@ type Reader struct {
 	Policy policyv1client.PolicyV1Interface
 	// Owner returns the VirtualMachine of a UID if it is known. Nil knows none.
 	Owner func(types.UID) (driver.Owner, bool)
-	// AssertedOff returns the pod of a VirtualMachine whose machine an operator has asserted to be
-	// off. Nil knows none.
-	AssertedOff func(types.UID) types.UID
+	// PodAssertedOff returns the pod of a VirtualMachine, if an operator has asserted that the pod's
+	// machine is off. Nil knows none.
+	PodAssertedOff func(types.UID) types.UID
 	// LastStatus returns the last observed status of the machine in a pod, if there is one.
 	LastStatus func(pod types.UID) (control.Status, bool)
 	// HasSecret reports whether a pod is known to have its Secret. Nil knows none.
@@ -54,9 +54,9 @@ type Reader struct {
 	pods, claims atomic.Uint64
 	// lastLiveList is when the last live and complete list began.
 	lastLiveList atomic.Pointer[time.Time]
-	// lacking has the servers whose PodDisruptionBudget was missing or wrong in the last complete list and
+	// lackingBudget has the servers whose PodDisruptionBudget was missing or wrong in the last complete list and
 	// was not ensured since.
-	lacking driver.SyncMap[types.UID, bool]
+	lackingBudget driver.SyncMap[types.UID, bool]
 	// rejectedSince is when the kubelet's rejection of a pod was first seen.
 	rejectedSince driver.SyncMap[types.UID, time.Time]
 }

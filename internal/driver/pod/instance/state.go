@@ -25,54 +25,56 @@ func (i *Instance) Server() driver.Server {
 		UID: i.UID, ID: i.ID(), Namespace: i.Key.Namespace, Name: i.VM, Retained: i.IsRetained(), State: driver.StateStopped,
 	}
 	switch {
-	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted):
+	case i.Pod == nil && i.Claims.lacksEnd(i.Asserted): // nothing proves that the last pod's machine has ended
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case i.Pod == nil:
 		last := i.Claims.lastEnd()
 		s.Run, s.Exit, s.Disruption = string(last.Pod), last.Exit, last.Disruption
-	case objects.IsGated(i.Pod) && i.IsLeaving():
+	case objects.IsGated(i.Pod) && i.IsLeaving(): // it is deleted, and its object still exists
 		i.describeLeaving(&s)
-	case objects.IsGated(i.Pod):
+	case objects.IsGated(i.Pod): // it has not run yet
 		s.NeedsEnsure = i.Pod.DeletionTimestamp != nil // its finalizer is to be removed
 	default:
 		i.describeRun(&s)
 	}
-	if isPodOver := i.Pod == nil || i.End() != nil && i.IsLeaving(); isPodOver && i.Claims.isDeleted() {
+	isPodOver := i.Pod == nil || (i.End() != nil && i.IsLeaving())
+	if isPodOver && i.Claims.isDeleted() {
 		s.State, s.Progress = driver.StateRemoving, heldText(i.Pod, i.Claims)
 	}
 	return s
 }
 
-// describeRun describes the run of a pod without a scheduling gate.
+// describeRun describes the run of an ungated pod: by proof of its end, else its deletion, else its containers' states.
 func (i *Instance) describeRun(s *driver.Server) {
 	p := i.Pod
-	kept, ended := objects.ReadSettings(p), ends.ExitOfMachine(p)
+	settings, machineExit := objects.ReadSettings(p), ends.ExitOfMachine(p)
 	last, _ := i.reader.LastStatus(p.UID)
 	s.Run, s.Host, s.Disruption = string(p.UID), p.Spec.NodeName, i.Disruption()
-	s.Applied = driver.Resources{CPUMilli: kept.CPUMilli, MemoryBytes: kept.MemoryBytes}
-	s.ImageID, s.Note, s.StartedAt = imageID(p, kept, i.reader.hasGuest(p)), describeTags(kept.Images), startOf(p)
-	switch exit := i.End(); {
-	case exit != nil && i.IsLeaving():
+	s.Applied = driver.Resources{CPUMilli: settings.CPUMilli, MemoryBytes: settings.MemoryBytes}
+	s.ImageID, s.Note, s.StartedAt = imageID(p, settings, i.reader.hasGuest(p)), describeTags(settings.Images), startOf(p)
+	podExit := i.End()
+	switch {
+	case podExit != nil && i.IsLeaving():
 		i.describeLeaving(s)
-	case exit != nil:
-		s.State, s.Exit, s.NeedsEnsure = driver.StateStopped, exit, p.DeletionTimestamp != nil
+	case podExit != nil:
+		s.State, s.Exit, s.NeedsEnsure = driver.StateStopped, podExit, p.DeletionTimestamp != nil
 	case ends.HasLostMachine(p):
 		s.State, s.Err = driver.StateUnknown, errors.New(i.Lost())
 	case p.DeletionTimestamp != nil:
-		s.State, s.Exit, s.Progress = driver.StateStopping, ended, stoppingText(p, i.node)
-	case ended != nil:
-		s.State, s.Exit, s.Progress, s.NeedsEnsure = driver.StateStopping, ended, othersText(p, i.node), ends.HasEndedBesideOthers(p)
+		s.State, s.Exit, s.Progress = driver.StateStopping, machineExit, stoppingText(p, i.node)
+	case machineExit != nil:
+		s.State, s.Exit, s.Progress, s.NeedsEnsure = driver.StateStopping, machineExit, otherContainersText(p, i.node), ends.HasOnlyMachineEnded(p)
 	case i.reader.hasGuest(p):
 		s.State, s.Addresses, s.Err = driver.StateRunning, addressesOf(p), i.node.lostError(p)
 		s.HostLost = s.Err != nil
 		i.describeMachine(s, last)
 	default:
 		s.State, s.Progress = driver.StateStarting, startingText(p, i.node, last.Copied)
-		// An earlier call that made a pod without a gate may have ended before it made the Secret: Ensure finds out.
+		// Ensure makes the Secret of an ephemeral server after the pod, and may have failed in between.
 		s.NeedsEnsure = objects.IsEphemeral(p) && (i.reader.HasSecret == nil || !i.reader.HasSecret(p.UID))
 		s.IsUnschedulable = isUnschedulable(p)
 	}
-	if _, differs := i.RefusesAssertion(); differs {
+	if _, isUnrecorded := i.RefusesAssertion(); isUnrecorded { // the answer to an operator's assertion that it is off
 		s.NeedsEnsure = true
 	}
 }
@@ -120,7 +122,7 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 	status := objects.MachineStatus(i.Pod)
 	last, _ := i.reader.LastStatus(i.Pod.UID)
 	switch {
-	case i.seenRun == string(i.Pod.UID): // after a crash of the node the kubelet may no longer report it
+	case i.seenRun == string(i.Pod.UID): // a kubelet may not report this run any more after a crash of its node
 		return true
 	case status == nil:
 		return false
@@ -135,8 +137,8 @@ func (i *Instance) HasMadeDisk(disk string) bool {
 // describeMachine adds what was last observed of a machine that runs.
 func (i *Instance) describeMachine(s *driver.Server, last control.Status) {
 	s.Accelerator = last.Accelerator
-	_, lacksBudget := i.reader.lacking.Load(i.UID)
-	lacksBudget = lacksBudget && i.Pod.Annotations[objects.AnnotationEviction] != ""
+	_, isBudgetMissing := i.reader.lackingBudget.Load(i.UID)
+	lacksBudget := isBudgetMissing && i.Pod.Annotations[objects.AnnotationEviction] != ""
 	owner, isKnown := i.reader.OwnerOf(i.UID)
 	lacksLabels := isKnown && !objects.HasLabels(i.Pod, owner.Labels)
 	s.NeedsEnsure = lacksBudget || lacksLabels || i.Claims.hasGrown(i.Pod) || i.UnrecordedBoot() != ""

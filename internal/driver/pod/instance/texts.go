@@ -60,8 +60,8 @@ func stoppingText(p *corev1.Pod, node nodeState) string {
 	return "the pod ends on node " + p.Spec.NodeName + lostNodeText(node) + refusalText(p)
 }
 
-// othersText returns that the kubelet ends the other containers of a pod whose machine has ended.
-func othersText(p *corev1.Pod, node nodeState) string {
+// otherContainersText says that the machine of a pod has ended and that the kubelet ends the pod's other containers.
+func otherContainersText(p *corev1.Pod, node nodeState) string {
 	text := "the machine has ended, and the kubelet of node " + p.Spec.NodeName + " ends the other containers of its pod"
 	if names := ends.OtherContainers(p); len(names) > 0 {
 		text += ": " + strings.Join(names, ", ")
@@ -69,7 +69,7 @@ func othersText(p *corev1.Pod, node nodeState) string {
 	return ends.TruncateText(text) + lostNodeText(node)
 }
 
-// lostNodeText returns how an operator ends a pod of a lost node, "" if its node is known to be ready.
+// lostNodeText tells an operator how to end a pod of a lost node. It is empty if the node is known to be ready.
 func lostNodeText(node nodeState) string {
 	if node.isReady() {
 		return ""
@@ -77,7 +77,7 @@ func lostNodeText(node nodeState) string {
 	return "; if that node does not come back, power it off and then set its taint " + corev1.TaintNodeOutOfService
 }
 
-// refusalText returns how an operator repeats an assertion that was refused, "" if none was.
+// refusalText tells an operator how to repeat an assertion that was refused. It is empty if none was refused.
 func refusalText(p *corev1.Pod) string {
 	if !ends.IsAssertionRefused(p) {
 		return ""

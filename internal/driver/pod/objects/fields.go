@@ -128,8 +128,9 @@ var fields = slices.Concat(driver.Fields[settingsChange]{
 		Differs: comparePart(func(s Settings) any { return s.Volumes }),
 	},
 	{Name: "volumes.size", Support: driver.AppliedLive}, // it may only grow
+	{Name: "volumes.mountPath", Support: driver.Unsupported, Hint: "the guest of a disk image mounts its volumes itself; leave it out"},
 	{Name: "volumes.source.image", Support: driver.AppliedAtCreation, Parts: []string{"source", "checksum", "pullPolicy"}},
-	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave it out"},
+	{Name: "volumes.source.image.kernel", Support: driver.Unsupported, Hint: "a volume is not booted; leave the kernel out"},
 	{
 		Name: "ports", Support: driver.AppliedAtRestart, Parts: []string{"name", "protocol", "port"},
 		Differs: comparePart(func(s Settings) any { return s.Ports }),

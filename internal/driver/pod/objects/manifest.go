@@ -118,7 +118,7 @@ func (t *Template) SetMeta(p *corev1.Pod, spec driver.ServerSpec, root *corev1.P
 	if spec.BlockEviction {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationEviction, EvictionBlock)
 	}
-	setReadiness(p, spec)
+	setReadinessAnnotation(p, spec)
 }
 
 // ownersOf returns the owner of a pod, since drain evicts only pods that have one. It is the VirtualMachine,

@@ -63,7 +63,7 @@ const (
 	// AnnotationBoot, on a pod, has the system and the boot of the node in which the machine runs, as the
 	// kubelet reported them after the machine was started.
 	AnnotationBoot = "cloudnative.tw/boot"
-	// AnnotationReadiness, on a pod, tells its readiness probe whom to ask: a description.Readiness as JSON.
+	// AnnotationReadiness, on a pod, has the port and the timeout for its readiness probe: a description.Readiness as JSON.
 	AnnotationReadiness = "cloudnative.tw/readiness"
 	// AnnotationEviction, on a pod, is EvictionBlock while a PodDisruptionBudget refuses evictions.
 	AnnotationEviction = "cloudnative.tw/eviction"

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// readinessFile is the file in the container that has AnnotationReadiness and follows its changes.
+	// readinessFile is the file in the container that holds the value of AnnotationReadiness, even after a change.
 	readinessFile = "readiness.json"
-	// kubeletTimeout, in seconds, is longer than any timeout in the annotation, since the program that the
-	// kubelet runs ends by itself.
+	// kubeletTimeout, in seconds, is longer than any timeout in AnnotationReadiness, which the program of the
+	// probe enforces itself.
 	kubeletTimeout = 65
 	// startedTimeout is how long one run of the startup probe waits.
 	startedTimeout = "30s"
 )
 
-// readinessOf returns the value of AnnotationReadiness, "" without a probe.
-func readinessOf(p *driver.Probe) string {
+// readinessAnnotation returns the value of AnnotationReadiness, or "" if p is nil.
+func readinessAnnotation(p *driver.Probe) string {
 	if p == nil {
 		return ""
 	}
@@ -34,9 +34,9 @@ func readinessOf(p *driver.Probe) string {
 	return string(text)
 }
 
-// readinessProbe returns the readiness probe of a pod, nil for a pod that is ready from its start on. It
-// asks drover-machine, since QEMU accepts connections for a guest that has not booted. The annotation
-// says whom to ask, because the probe of a pod cannot change.
+// readinessProbe returns the readiness probe of a pod, or nil for a pod that is ready as soon as it starts.
+// It runs drover-machine instead of connecting to the port, since QEMU accepts connections even before the
+// guest has booted. The annotation has the port and the timeout, because a pod's probe cannot be changed.
 func readinessProbe(p *driver.Probe) *corev1.Probe {
 	if p == nil {
 		return nil
@@ -49,10 +49,10 @@ func readinessProbe(p *driver.Probe) *corev1.Probe {
 	}
 }
 
-// startupProbe returns the startup probe of a pod that makes a disk before its guest runs, nil for a pod
+// startupProbe returns the startup probe of a pod that makes a disk before its guest runs, or nil for a pod
 // whose guest runs soon after its container. The status of the pod keeps the result, so it is known after
-// a failover and without the control channel. The probe never gives up, since an image may be large. One
-// run waits for long, because each costs the node more than a tenth of a second of CPU time.
+// a failover, even if the control channel is down. The probe never gives up, since an image may be large.
+// Each run waits a long time, because it costs the node more than a tenth of a second of CPU time.
 func startupProbe(makesDisk bool) *corev1.Probe {
 	if !makesDisk {
 		return nil
@@ -63,10 +63,10 @@ func startupProbe(makesDisk bool) *corev1.Probe {
 	}
 }
 
-// setReadiness sets what the readiness probe of a pod asks.
-func setReadiness(p *corev1.Pod, spec driver.ServerSpec) {
+// setReadinessAnnotation sets or removes the annotation that the readiness probe of a pod reads.
+func setReadinessAnnotation(p *corev1.Pod, spec driver.ServerSpec) {
 	delete(p.Annotations, AnnotationReadiness)
-	if text := readinessOf(spec.ReadinessProbe); text != "" {
+	if text := readinessAnnotation(spec.ReadinessProbe); text != "" {
 		metav1.SetMetaDataAnnotation(&p.ObjectMeta, AnnotationReadiness, text)
 	}
 }

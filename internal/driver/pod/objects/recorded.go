@@ -21,8 +21,8 @@ func FindRecorded(all []driver.Object, kind, name string) *driver.Object {
 	return &all[n]
 }
 
-// RecordFirst returns the error that makes the caller of Ensure record objects. Without a failure, the
-// caller then calls again.
+// RecordFirst returns the error with which Ensure has its caller record objects in the status. The caller
+// then calls Ensure again if failure is nil, and otherwise treats the call as failed.
 func RecordFirst(recorded []driver.Object, failure error, changed ...driver.Object) error {
 	all := slices.Clone(recorded)
 	for _, o := range changed {
@@ -40,8 +40,8 @@ func NewIntent(kind, name string) driver.Object {
 }
 
 // HasGate reports whether the next pod is created with a scheduling gate. The pod of an ephemeral server
-// that is to run has none, which saves a write of each pod: no kubelet starts the pod before its Secret
-// exists, which is made for that very pod.
+// that is to run needs no gate, which saves a write: the pod has a separate Secret, and no kubelet starts
+// the pod before that Secret exists.
 func HasGate(spec driver.ServerSpec) bool {
 	return !spec.Ephemeral || spec.Power == driver.PowerOff || spec.PowerOnly
 }
@@ -50,16 +50,16 @@ func recordedPod(spec driver.ServerSpec) *driver.Object {
 	return FindRecorded(spec.Objects, KindPod, BaseName(spec.Name, spec.UID))
 }
 
-// KnownImages returns the images of the last pod that the next one keeps. A pod that is lost may have run
-// with them, so they count as proven.
+// KnownImages returns those resolved images of the last pod that the next pod uses again. They count as
+// proven unless the end of the last pod is recorded, since that pod may have run with them.
 func KnownImages(spec driver.ServerSpec) (known []driver.ResolvedImage) {
 	r := recordedPod(spec)
 	if r == nil {
 		return nil
 	}
-	isLatest := spec.Ephemeral && spec.Image.PullPolicy == driver.PullAlways
+	resolvesAgain := spec.Ephemeral && spec.Image.PullPolicy == driver.PullAlways
 	for _, i := range r.Images {
-		if i.Digest != "" && isLatest {
+		if i.Digest != "" && resolvesAgain {
 			continue
 		}
 		if i.Digest != "" && r.UID != "" && !r.Ended {
@@ -100,8 +100,8 @@ func MadeDisks(spec driver.ServerSpec) map[string]driver.ResolvedImage {
 	return made
 }
 
-// OnlyAs limits a deletion to the object in the version that was read.
-func OnlyAs(o metav1.Object) metav1.DeleteOptions {
+// IfUnchanged returns options with which a deletion fails if the object has changed since it was read.
+func IfUnchanged(o metav1.Object) metav1.DeleteOptions {
 	uid, version := o.GetUID(), o.GetResourceVersion()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}}
 }

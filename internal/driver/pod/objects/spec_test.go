@@ -66,9 +66,9 @@ func TestFit(t *testing.T) {
 func TestReadinessOfBarePod(t *testing.T) {
 	t.Parallel()
 	p := &corev1.Pod{}
-	setReadiness(p, driver.ServerSpec{ReadinessProbe: &driver.Probe{Port: 80}})
+	setReadinessAnnotation(p, driver.ServerSpec{ReadinessProbe: &driver.Probe{Port: 80}})
 	assert.True(t, p.Annotations[AnnotationReadiness] != "", "the annotations are %v", p.Annotations)
-	setReadiness(p, driver.ServerSpec{})
+	setReadinessAnnotation(p, driver.ServerSpec{})
 	assert.True(t, len(p.Annotations) == 0, "without a probe the annotations are %v", p.Annotations)
 }
 

@@ -34,8 +34,8 @@ type Kubelet struct {
 	Begin func(*corev1.Pod) (address string, stop func() (int32, string), err error)
 	// NodeName is where it runs pods.
 	NodeName string
-	// IgnoresStop reports whether the guest of a pod ignores the request to stop, or has yet to follow it.
-	IgnoresStop func(*corev1.Pod) bool
+	// RequestStop asks the guest of a pod to stop, and reports whether the guest ignores that, or has yet to stop.
+	RequestStop func(*corev1.Pod) bool
 	// HasExited reports whether the machine of a pod has ended by itself.
 	HasExited func(*corev1.Pod) bool
 	// HasStarted reports whether the startup probe of a pod succeeds. Nil stands for a probe that succeeds at once, or
@@ -71,7 +71,7 @@ func NewKubelet(kube kubernetes.Interface, namespace string) *Kubelet {
 	known := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace))
 	return &Kubelet{
 		Kube: kube, Has: func(metav1.Object) bool { return true }, Log: func(string, ...any) {},
-		IgnoresStop: func(*corev1.Pod) bool { return false }, HasExited: func(*corev1.Pod) bool { return false },
+		RequestStop: func(*corev1.Pod) bool { return false }, HasExited: func(*corev1.Pod) bool { return false },
 		Begin: func(*corev1.Pod) (string, func() (int32, string), error) {
 			return Unreachable, func() (int32, string) { return 0, "" }, nil
 		},
@@ -305,7 +305,7 @@ func (k *Kubelet) RemoveGroup(ctx context.Context, p *corev1.Pod) error {
 
 // stopPod ends the machine of a pod, as soon as its guest allows that.
 func (k *Kubelet) stopPod(ctx context.Context, p *corev1.Pod, stop func() (int32, string)) error {
-	ignored, isDue := k.IgnoresStop(p), k.isKillDue(p)
+	ignored, isDue := k.RequestStop(p), k.isKillDue(p)
 	if ignored && !isDue {
 		return ErrWaits
 	}

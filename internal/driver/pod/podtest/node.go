@@ -30,15 +30,15 @@ const (
 	secretFolder = "/secret"
 )
 
-// Node runs the machines of pods by the real drover-machine, one at a time. As in a container, it is the first process
-// of a PID namespace: nothing of a machine outlives it.
+// Node runs the machines of pods by the real drover-machine, one at a time. As in a container, drover-machine is the
+// first process of a PID namespace, so that no process of a machine outlives it.
 type Node struct {
 	Kube kubernetes.Interface
 	// Dir has a folder for each pod and each PVC.
 	Dir string
 	// Program is drover-machine, and Image a folder that is mounted as the image of each pod.
 	Program, Image string
-	// Network is the network namespace of pods, with their address.
+	// Network is the network namespace of pods, and Address the address of pods in it.
 	Network, Address string
 	// HostIPs are the addresses of the node, as its kubelet reports them.
 	HostIPs []string
@@ -56,12 +56,12 @@ type container struct {
 	stop  sync.Once
 }
 
-// Serve has a kubelet run its pods on the node.
-func (n *Node) Serve(k *Kubelet) {
-	k.Begin, k.IgnoresStop, k.HasExited, k.HasStarted = n.Begin, n.ignoresStop, n.HasExited, n.hasStarted
+// SetHooks sets the hooks of a kubelet, so that it runs its pods on the node.
+func (n *Node) SetHooks(k *Kubelet) {
+	k.Begin, k.RequestStop, k.HasExited, k.HasStarted = n.Begin, n.requestStop, n.HasExited, n.hasStarted
 }
 
-// hasStarted reports whether the startup probe of a pod, which looks for the same file, would succeed.
+// hasStarted reports whether the file exists for which the startup probe of a pod looks.
 func (n *Node) hasStarted(p *corev1.Pod) bool {
 	_, err := os.Stat(filepath.Join(n.RunFolder(p.UID), "started"))
 	return err == nil
@@ -74,7 +74,7 @@ func (n *Node) Output() string {
 	return n.output.String()
 }
 
-// Write appends to that.
+// Write appends to the output of the machines.
 func (n *Node) Write(p []byte) (int, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -114,8 +114,8 @@ func (c *container) hasEnded() bool {
 	}
 }
 
-// ignoresStop requests the end of a machine once, and reports whether it runs.
-func (n *Node) ignoresStop(p *corev1.Pod) bool {
+// requestStop sends SIGTERM to the machine of a pod, once, and reports whether the machine still runs.
+func (n *Node) requestStop(p *corev1.Pod) bool {
 	c := n.containerOf(p.UID)
 	if c == nil {
 		return false
@@ -124,12 +124,12 @@ func (n *Node) ignoresStop(p *corev1.Pod) bool {
 	return !c.hasEnded()
 }
 
-// Begin mounts the volumes of a pod below a folder and starts its container. The function that it returns kills a
-// machine that runs.
+// Begin mounts the volumes of a pod below the pod's folder in Dir, and starts the container. The returned function kills
+// the pod's machine, if it runs.
 func (n *Node) Begin(p *corev1.Pod) (address string, stop func() (int32, string), err error) {
 	c := &container{root: filepath.Join(n.Dir, string(p.UID)), ended: make(chan struct{})}
 	file := filepath.Join(c.root, "machine.json")
-	resolvers := filepath.Join(c.root, "resolv.conf") // there is one, which does not answer
+	resolvers := filepath.Join(c.root, "resolv.conf") // with the address of a resolver that does not answer
 	if err := errors.Join(n.mountSecret(p, filepath.Join(c.root, secretFolder)), n.describe(p, c.root, file), os.WriteFile(resolvers, []byte("nameserver "+n.Address+"\n"), 0o600)); err != nil {
 		return "", nil, err
 	}
@@ -155,11 +155,11 @@ func (n *Node) Begin(p *corev1.Pod) (address string, stop func() (int32, string)
 		n.containers = map[types.UID]*container{}
 	}
 	n.containers[p.UID] = c
-	return n.Address, c.endedWith, nil
+	return n.Address, c.killMachine, nil
 }
 
-// endedWith kills the machine, if it runs, and returns its exit code and termination message.
-func (c *container) endedWith() (int32, string) {
+// killMachine kills the machine, if it runs, and returns its exit code and termination message.
+func (c *container) killMachine() (int32, string) {
 	if !c.hasEnded() {
 		_ = c.cmd.Process.Kill()
 		<-c.ended

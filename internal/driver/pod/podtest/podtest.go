@@ -70,7 +70,7 @@ func (e *Engine) Harness(spec driver.ServerSpec) drivertest.Harness {
 		},
 		Spec:    func(*testing.T) driver.ServerSpec { return spec },
 		Losable: e.losableOf, OutOfBand: drivertest.OutOfBand{Remove: e.remove}, Visible: e.visible,
-		KeepsImage: true, FixedID: true, FencesEach: true, ResumesWatch: true, Skips: skips,
+		KeepsImage: true, FixedID: true, FencesPerServer: true, ResumesWatch: true, Skips: skips,
 	}
 }
 

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package addresses gives each machine a different address out of a range. A symbolic link for each address that is
-// taken, with the machine's UID as its target, makes that hold across processes and crashes.
+// Package addresses assigns each machine a different address of a range. Each assignment is a symbolic link in a folder,
+// with the address as its name and the machine's UID as its target, so that it outlasts processes and crashes.
 //
 // Start with Pool.
 package addresses
@@ -27,26 +27,26 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// Limits of the prefix length. The longest leaves room for machines in addition to the network's address, the gateway
-// and the broadcast address.
+// Limits of the range's prefix length. Even the longest prefix leaves some addresses for machines, in addition to the
+// addresses of the network, the gateway and the broadcast.
 const (
 	shortest = 8
 	longest  = 29
 )
 
-// ranges are tried in this order if the flag is empty. A guest of Drover that itself runs Drover has an address in the
-// first one.
+// ranges are tried in this order if the flag is empty. There are several, because a machine of Drover that itself runs
+// Drover has an address in the first range.
 var ranges = []string{"10.213.0.0/16", "10.214.0.0/16", "10.215.0.0/16", "172.29.0.0/16", "172.30.0.0/16", "192.168.208.0/20"}
 
-// ParseRange reads the range of the flag --qemu-network, and refuses a range that the host itself uses. For an empty flag
-// it returns a range that the host does not use, if possible the one in which most machines have addresses. The links of
-// these addresses are in dir, which may be missing.
+// ParseRange parses the flag --qemu-network, and rejects a range that the host itself uses. For an empty flag it returns
+// the range of ranges in which most machines have addresses and that the host does not use. dir is the folder with the
+// links of assigned addresses, which may be missing.
 func ParseRange(text, dir string) (netip.Prefix, error) {
 	if text != "" {
 		return parseRange(text)
 	}
 	candidates := slices.Clone(ranges)
-	slices.SortStableFunc(candidates, func(a, b string) int { return cmp.Compare(countIn(b, dir), countIn(a, dir)) })
+	slices.SortStableFunc(candidates, func(a, b string) int { return cmp.Compare(countAssigned(b, dir), countAssigned(a, dir)) })
 	var last error
 	for _, candidate := range candidates {
 		var p netip.Prefix
@@ -57,8 +57,8 @@ func ParseRange(text, dir string) (netip.Prefix, error) {
 	return netip.Prefix{}, fmt.Errorf("none of %s can be the machines' network: %w", strings.Join(candidates, ", "), last)
 }
 
-// countIn returns how many machines have an address of a range.
-func countIn(text, dir string) (n int) {
+// countAssigned returns how many machines have an address of a range.
+func countAssigned(text, dir string) (n int) {
 	p := netip.MustParsePrefix(text)
 	links, _ := os.ReadDir(dir)
 	for _, link := range links {
@@ -74,15 +74,15 @@ func parseRange(text string) (netip.Prefix, error) {
 	if err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() < shortest || p.Bits() > longest || !p.Addr().IsPrivate() {
 		return p, fmt.Errorf("--qemu-network is %q: it must be a private IPv4 range of /%d to /%d, such as 10.213.0.0/16", text, shortest, longest)
 	}
-	own, err := net.InterfaceAddrs()
+	hostAddresses, err := net.InterfaceAddrs()
 	if err != nil {
 		return p, fmt.Errorf("finding this host's addresses: %w", err)
 	}
-	const choose = "choose with --qemu-network a private IPv4 range in which it has neither an address nor a route, except for a default route (ip route show table all)"
-	for _, a := range own {
+	const advice = "choose with --qemu-network a private IPv4 range in which it has neither an address nor a route, except for a default route (ip route show table all)"
+	for _, a := range hostAddresses {
 		other, err := netip.ParsePrefix(a.String())
 		if err == nil && p.Overlaps(other.Masked()) {
-			return p, fmt.Errorf("--qemu-network is %s, and this host has the address %s: %s", text, other, choose)
+			return p, fmt.Errorf("--qemu-network is %s, and this host has the address %s: %s", text, other, advice)
 		}
 	}
 	routes, err := listRoutes()
@@ -91,13 +91,13 @@ func parseRange(text string) (netip.Prefix, error) {
 	}
 	for _, r := range routes {
 		if p.Overlaps(r.to) {
-			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.viaInterface(), choose)
+			return p, fmt.Errorf("--qemu-network is %s, and this host has a route to %s%s: %s", text, r.to, r.viaInterface(), advice)
 		}
 	}
 	return p, nil
 }
 
-// Pool gives out addresses.
+// Pool assigns addresses to machines.
 type Pool struct {
 	// Range has the addresses, and Dir is the folder with the links.
 	Range netip.Prefix
@@ -105,11 +105,11 @@ type Pool struct {
 	// IsGone reports whether the machine with a UID no longer exists.
 	IsGone func(types.UID) bool
 
-	mu sync.Mutex // guards changes by this process; other processes do not lead and change nothing
+	mu sync.Mutex // guards the links against this process only: no other process changes them, since it does not lead
 }
 
-// Take returns the address of a machine, with the length of the range's prefix. It is the address that the machine has
-// or had last, unless another machine has it now.
+// Take assigns an address to a machine, and returns it with the prefix length of the range. It prefers the address that
+// the machine has or had last.
 func (p *Pool) Take(uid types.UID, previous netip.Prefix) (netip.Prefix, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +140,7 @@ func (p *Pool) addressAt(n uint32) netip.Addr {
 
 func (p *Pool) linkPath(address netip.Addr) string { return filepath.Join(p.Dir, address.String()) }
 
-// reserveAddress takes an address, and fails with fs.ErrExist if another machine has it.
+// reserveAddress assigns an address to a machine, or fails with fs.ErrExist if another machine has it.
 func (p *Pool) reserveAddress(uid types.UID, address netip.Addr) error {
 	for range 2 {
 		err := os.Symlink(string(uid), p.linkPath(address))
@@ -162,7 +162,7 @@ func (p *Pool) reserveAddress(uid types.UID, address netip.Addr) error {
 	return fs.ErrExist
 }
 
-// Release gives the address of a machine back. If its link stays, that is harmless: the machine is gone.
+// Release ends the assignment of an address. It ignores errors: Take removes the link of a machine that is gone.
 func (p *Pool) Release(uid types.UID, address netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 // route is a route of the host to other hosts.
 type route struct {
 	to netip.Prefix
-	// device is the index of its interface, 0 for a route with several.
+	// device is the index of the route's interface, 0 for a route with several interfaces.
 	device int
 }
 
-// viaInterface returns the words for messages that name the interface of a route.
+// viaInterface returns the part of a message that names the interface of a route.
 func (r route) viaInterface() string {
 	device, err := net.InterfaceByIndex(r.device)
 	if err != nil {
@@ -30,8 +30,8 @@ func (r route) viaInterface() string {
 // halfDefault is the prefix length of the two routes that VPNs make in place of a default route.
 const halfDefault = 1
 
-// listRoutes lists the routes of this host for IPv4, of all tables, but for default routes. It also leaves
-// out those that lead nowhere, such as blackholes: an overlap with them keeps guests from no host.
+// listRoutes lists the IPv4 routes of this host, of all routing tables, without default routes. It also leaves out
+// routes that lead nowhere, such as blackholes, since there are no hosts behind them that guests could lose.
 func listRoutes() ([]route, error) {
 	answer, err := syscall.NetlinkRIB(syscall.RTM_GETROUTE, syscall.AF_INET)
 	if err != nil {
@@ -57,7 +57,7 @@ func listRoutes() ([]route, error) {
 	return routes, nil
 }
 
-// isRelevant reports whether a message has a route to hosts, and not a default route or a half of one.
+// isRelevant reports whether a message has a route to hosts that is neither a default route nor a half of one.
 func isRelevant(m syscall.NetlinkMessage) bool {
 	if m.Header.Type != syscall.RTM_NEWROUTE || len(m.Data) < syscall.SizeofRtMsg {
 		return false
@@ -66,7 +66,7 @@ func isRelevant(m syscall.NetlinkMessage) bool {
 	return bits > halfDefault && (kind == syscall.RTN_UNICAST || kind == syscall.RTN_LOCAL)
 }
 
-// routeOf returns the route with a prefix length, and with the address that is among the attributes.
+// routeOf returns the route with a prefix length, and with the address and interface in the attributes.
 func routeOf(bits int, attributes []syscall.NetlinkRouteAttr) (r route) {
 	for _, a := range attributes {
 		switch address, isIP := netip.AddrFromSlice(a.Value); {

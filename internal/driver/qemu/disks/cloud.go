@@ -8,8 +8,8 @@ import (
 	"cloudnative.tw/drover/internal/driver/kit"
 )
 
-// CheckCloud refuses a new disk of a cloud image that the catalogue does not have, or that needs a
-// larger disk. Nothing has to be fetched for that.
+// CheckCloud rejects a new disk whose cloud image is not in the catalogue or needs a larger disk. It
+// does so before the image is fetched.
 func (d *Store) CheckCloud(wanted Wanted) error {
 	found, err := d.images.Sources.FindCloud(wanted.Image.Source)
 	switch {

@@ -17,27 +17,34 @@ import (
 	"cloudnative.tw/drover/internal/image/diskimage"
 )
 
-// defaultContainerDisk is the size of the disk of a container image where the spec names none. It takes room only as
-// it is written to.
+// defaultContainerDisk is the size in bytes of a container image's disk if the spec names no size. The disk is sparse: it
+// uses space on the host only as the guest writes.
 const defaultContainerDisk = 10 << 30
 
-// OpenRoot opens the file system of a container image that a disk was made for.
-func (d *Store) OpenRoot(was image.Base) (*image.Root, error) {
-	root, err := d.images.OpenRoot(was.FetchedRef())
+// OpenRoot opens the root file system of the container image for which a disk was made.
+func (d *Store) OpenRoot(recorded image.Base) (*image.Root, error) {
+	root, err := d.images.OpenRoot(recorded.FetchedRef())
 	return root, ContractError(err)
 }
 
-// makeForContainer makes the disk of a container image's machine.
+// makeForContainer creates the writable disk of a machine that boots a container image.
 func (d *Store) makeForContainer(path string, wanted Wanted, root image.Base) (Disk, error) {
-	made := Disk{Size: wanted.Size, Image: root, Template: templateName()}
-	switch {
-	case made.Size == 0:
-		made.Size = defaultContainerDisk
-	case made.Size < datadisk.MinBytes:
-		return made, driver.Errorf(driver.ErrInvalid, "spec.%s is %s: the disk of a container image needs %s", wanted.SizeField, kit.FormatBytes(wanted.Size), kit.FormatBytes(datadisk.MinBytes))
+	if wanted.Size == 0 {
+		wanted.Size = defaultContainerDisk
 	}
-	if err := d.CheckSize(wanted.SizeField, made.Size); err != nil {
-		return made, err
+	if err := d.CheckSize(wanted.SizeField, wanted.Size); err != nil {
+		return Disk{}, err
+	}
+	made, err := d.makeWithFileSystem(path, wanted)
+	made.Image = root
+	return made, err
+}
+
+// makeWithFileSystem creates a disk with an empty file system, which the guest makes as large as the disk.
+func (d *Store) makeWithFileSystem(path string, wanted Wanted) (Disk, error) {
+	made := Disk{Size: wanted.Size, Template: templateName()}
+	if made.Size < datadisk.MinBytes || made.Size > datadisk.MaxBytes {
+		return made, driver.Errorf(driver.ErrInvalid, "spec.%s is %s: a disk with a file system needs %s, and may have %s", wanted.SizeField, kit.FormatBytes(wanted.Size), kit.FormatBytes(datadisk.MinBytes), kit.FormatBytes(datadisk.MaxBytes))
 	}
 	template, err := d.makeTemplate()
 	if err != nil {
@@ -48,27 +55,28 @@ func (d *Store) makeForContainer(path string, wanted Wanted, root image.Base) (D
 
 const formatRaw = "raw"
 
-// templateName returns the name of the file that new disks of container images stand on.
+// templateName returns the name of the template: an empty file system on which new disks of container images are based.
 func templateName() string { return image.TemplatePrefix + datadisk.Name() }
 
-// templateBase describes a file that disks of container images stand on.
+// templateBase returns the base image of disks that use the template called name. Another version of Drover may have made
+// this template.
 func templateBase(name string) image.Base {
 	return image.Base{Path: name, Format: formatRaw, Size: datadisk.MinBytes, Stamp: strconv.Itoa(datadisk.MinBytes)}
 }
 
-// templateRoom is more than the file takes on the host's disk.
-const templateRoom = 1 << 20
+// maxTemplateBytes is the most space that the template can use on the host's disk.
+const maxTemplateBytes = 1 << 20
 
-// makeTemplate makes that file if it is missing. It is never changed.
+// makeTemplate makes the template if it is missing. A template is never changed.
 func (d *Store) makeTemplate() (path string, err error) {
 	name := templateName()
 	path = d.images.File(name)
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
 	}
-	release, err := d.images.Room.Take(templateRoom)
+	release, err := d.images.Space.Allocate(maxTemplateBytes)
 	if err != nil {
-		return "", driver.Errorf(driver.ErrExhausted, "making the file system that disks of container images begin with: %w", err)
+		return "", driver.Errorf(driver.ErrExhausted, "creating the base file system for the disks of container images: %w", err)
 	}
 	defer release()
 	staging, remove, err := d.images.Stage()
@@ -86,11 +94,11 @@ func (d *Store) makeTemplate() (path string, err error) {
 	return path, d.images.AddFile(f.Name(), name)
 }
 
-// openTemplate opens the file that a disk stands on.
+// openTemplate opens the template that a disk is based on.
 func (d *Store) openTemplate(name string) (*os.File, error) {
 	f, err := diskimage.OpenRegular(d.images.File(filepath.Base(name)), true)
 	if err != nil {
-		return nil, unavailableError("the file system that disks of container images begin with: %w", err)
+		return nil, unavailableError("the base file system of a container image's disk: %w", err)
 	}
 	return f, nil
 }

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package disks makes the disks of machines, on top of images that the operator allows, and
-// opens them for QEMU. It returns errors of the driver contract.
+// opens them for QEMU. Its errors have the kinds of package driver.
 //
-// Start with Store.Make. disks.go makes and opens disks, images.go finds the images that
-// they stand on, and fetch.go fetches images in the background.
+// Start with Store.Make. disks.go makes and opens disks, images.go finds the images that disks
+// are based on, and fetch.go fetches images in the background.
 package disks
 
 import (
@@ -27,12 +27,12 @@ import (
 type Store struct {
 	images    *ImageStore
 	imageDirs []string
-	// FindCapacity finds what the file system of the disks holds.
+	// FindCapacity returns the size of the file system of the disks.
 	FindCapacity func() (Capacity, error)
 }
 
-// NewStore returns a store of disks in a folder, which takes images from the given
-// folders and from those that were fetched.
+// NewStore returns a store of disks in a folder. Their images are files below imageDirs, or
+// fetched images.
 func NewStore(folder string, images *ImageStore, imageDirs []string) *Store {
 	return &Store{
 		images: images, imageDirs: imageDirs,
@@ -40,25 +40,31 @@ func NewStore(folder string, images *ImageStore, imageDirs []string) *Store {
 	}
 }
 
-// Disk is a disk that was made, and the image that it stands on.
+// Disk is a disk that was made, and the image that it is based on.
 type Disk struct {
 	Size  int64      `json:"size"`
 	Image image.Base `json:"image"`
-	// Template is the file in the store that the disk of a container image stands on, in place of its image.
+	// Template is set for a disk with a file system that Drover has made: of a container image, or a volume that is mounted.
+	// This file of the store, not the image, is the disk's base.
 	Template string `json:"template,omitempty"`
 }
 
-// Wanted describes a disk that is to be made, and the fields of the spec that say so.
+// Wanted describes a disk that has to be made, and names the fields of its image and size in the spec.
 type Wanted struct {
 	ImageField, SizeField string
 	Image                 image.Ref
 	Size                  int64
+	// HasFileSystem is set if a disk without an image gets an empty file system.
+	HasFileSystem bool
 }
 
-// Make makes a disk on top of an image, or a blank one where none is named. Without a
-// size it has the image's.
+// Make makes a disk on top of an image, or a blank disk without an image. A size of zero
+// means the size of the image.
 func (d *Store) Make(path string, wanted Wanted) (Disk, error) {
 	if wanted.Image.Source.Kind == source.None {
+		if wanted.HasFileSystem {
+			return d.makeWithFileSystem(path, wanted)
+		}
 		return Disk{Size: wanted.Size}, diskimage.CreateQcow2(path, wanted.Size, nil)
 	}
 	i, err := d.FindImage(wanted)
@@ -75,7 +81,7 @@ func (d *Store) Make(path string, wanted Wanted) (Disk, error) {
 	return Disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
 }
 
-// FindImage returns the image of a disk. The disk must be at least as large as its image.
+// FindImage returns the image of a disk, and checks that the disk is at least as large.
 func (d *Store) FindImage(wanted Wanted) (image.Base, error) {
 	i, err := d.describeImage(wanted.ImageField, wanted.Image)
 	if err == nil && wanted.Size != 0 && wanted.Size < i.Size && !i.IsContainer() {
@@ -84,7 +90,7 @@ func (d *Store) FindImage(wanted Wanted) (image.Base, error) {
 	return i, err
 }
 
-// pathOf returns where an image is now.
+// pathOf returns the present path of an image.
 func (d *Store) pathOf(i image.Base) string {
 	if !i.Source.IsFetched() {
 		return i.Path
@@ -93,26 +99,26 @@ func (d *Store) pathOf(i image.Base) string {
 	return path
 }
 
-// Keep keeps the files on which a disk is based in the machine's folder, and gives them back to a store that was emptied:
-// a file that could be fetched or made now may be of a later version.
-func (d *Store) Keep(folder string, have Disk) error {
-	if have.Template == templateName() {
+// Keep links the files that a disk is based on into the machine's folder. If the store lacks such a file, Keep links it
+// back from that folder, because a file that is fetched or made again may have other content.
+func (d *Store) Keep(folder string, disk Disk) error {
+	if disk.Template == templateName() { // only the template of this version of Drover can be made
 		if _, err := d.makeTemplate(); err != nil {
 			return err
 		}
 	}
-	for _, b := range have.baseImages() {
+	for _, b := range disk.baseImages() {
 		if err := d.images.Keep(folder, b); err != nil {
-			return fmt.Errorf("keeping %s, which a disk stands on: %w", b.Path, err)
+			return fmt.Errorf("keeping %s, which a disk is based on: %w", b.Path, err)
 		}
 	}
 	return nil
 }
 
-// KeepOnly keeps the files on which the disks of a machine are based, and removes those of earlier disks from its folder.
-func (d *Store) KeepOnly(folder string, have ...Disk) error {
+// KeepOnly calls Keep for all disks of a machine, and removes the files of earlier disks from the machine's folder.
+func (d *Store) KeepOnly(folder string, disks ...Disk) error {
 	needed := map[string]bool{}
-	for _, disk := range have {
+	for _, disk := range disks {
 		if err := d.Keep(folder, disk); err != nil {
 			return err
 		}
@@ -134,7 +140,7 @@ func (d *Store) KeepOnly(folder string, have ...Disk) error {
 	return nil
 }
 
-// baseImages returns the files of the store on which a disk is based.
+// baseImages returns the files of the store that a disk is based on.
 func (d Disk) baseImages() []image.Base {
 	var all []image.Base
 	if d.Template != "" {
@@ -146,24 +152,24 @@ func (d Disk) baseImages() []image.Base {
 	return all
 }
 
-// Open opens a disk, and the image below it that the field names, and checks them
-// as they are opened: QEMU gets these descriptors, and no path.
-func (d *Store) Open(files *launch.Files, field, path string, have Disk, readOnly bool) (*launch.Drive, error) {
-	own, err := diskimage.OpenDisk(path, readOnly)
+// Open opens a disk and the image that it is based on, and checks the opened files. QEMU gets
+// their descriptors, not their paths. The field of the image is for errors.
+func (d *Store) Open(files *launch.Files, field, path string, disk Disk, readOnly bool) (*launch.Drive, error) {
+	f, err := diskimage.OpenDisk(path, readOnly)
 	if err != nil {
 		return nil, unavailableError("disk %s: %w", path, err)
 	}
-	opened := &launch.Drive{FD: files.Add(own), ReadOnly: readOnly}
-	if have.Image.Path == "" {
+	opened := &launch.Drive{FD: files.Add(f), ReadOnly: readOnly}
+	if disk.Image.Path == "" && disk.Template == "" {
 		return opened, nil
 	}
-	format := have.Image.Format
+	format := disk.Image.Format
 	var base *os.File
-	if have.Image.IsContainer() {
+	if disk.Template != "" {
 		format = formatRaw
-		base, err = d.openTemplate(have.Template)
+		base, err = d.openTemplate(disk.Template)
 	} else {
-		base, err = d.openBase(field, have.Image)
+		base, err = d.openBase(field, disk.Image)
 	}
 	if err != nil {
 		return nil, err
@@ -172,7 +178,7 @@ func (d *Store) Open(files *launch.Files, field, path string, have Disk, readOnl
 	return opened, nil
 }
 
-// CheckUnwritten fails if a disk cannot be read, or holds data.
+// CheckUnwritten returns an error if a disk has data or cannot be read.
 func CheckUnwritten(path string) error {
 	f, err := diskimage.OpenDisk(path, true)
 	if err != nil {
@@ -186,15 +192,15 @@ func CheckUnwritten(path string) error {
 	return err
 }
 
-// maxOvercommit is how many times the size of the host's file system one disk may have.
-// Disks take only the room of the data that was written to them, so their sum may exceed the
-// host, but a guest relies on its disk's size.
+// maxOvercommit limits the size of one disk, as a multiple of the size of the host's file system.
+// Disks use only the space of the data that was written to them, so that all disks together may be
+// larger than the host's. But a guest relies on the size of its disk.
 const maxOvercommit = 10
 
-// Capacity is the size of the file system of the machines' disks, and how much is free.
+// Capacity is the size of the file system of the machines' disks, and its free space, in bytes.
 type Capacity struct{ Total, Available int64 }
 
-// readCapacity returns the capacity that disks grow into.
+// readCapacity returns the capacity of a folder's file system.
 func readCapacity(folder string) (Capacity, error) {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(folder, &fs); err != nil {
@@ -203,12 +209,12 @@ func readCapacity(folder string) (Capacity, error) {
 	return Capacity{int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize}, nil //nolint:gosec // of a file system
 }
 
-// CheckSize refuses a disk far beyond what the host can hold. If the host's capacity is
-// unknown, it allows the disk.
+// CheckSize rejects a disk of more than maxOvercommit times the size of the host's file system. It
+// allows any disk if that size is unknown.
 func (d *Store) CheckSize(field string, size int64) error {
-	holds, err := d.FindCapacity()
-	if err != nil || size/maxOvercommit <= holds.Total {
-		return nil //nolint:nilerr // as said
+	capacity, err := d.FindCapacity()
+	if err != nil || size/maxOvercommit <= capacity.Total {
+		return nil //nolint:nilerr // an unknown size allows any disk
 	}
-	return driver.Errorf(driver.ErrExhausted, "spec.%s: needed %s, and the host's file system holds %s: a disk may have at most %d times that", field, kit.FormatBytes(size), kit.FormatMegabytes(holds.Total), maxOvercommit)
+	return driver.Errorf(driver.ErrExhausted, "spec.%s: needed %s, and the host's file system holds %s: a disk may have at most %d times that", field, kit.FormatBytes(size), kit.FormatMegabytes(capacity.Total), maxOvercommit)
 }

@@ -31,7 +31,7 @@ func TestKernelFitsIntoMemory(t *testing.T) {
 		"both fit":       {driver.Kernel{Source: half, Initrd: half}, nil, ""},
 		"large together": {driver.Kernel{Source: most, Initrd: half}, driver.ErrInvalid, "spec.image.kernel.initrd"},
 		"a large kernel": {driver.Kernel{Source: large}, driver.ErrInvalid, "spec.image.kernel.source"},
-		"a large initrd": {driver.Kernel{Source: small, Initrd: large}, driver.ErrInvalid, "must fit into spec.resource.memory, of which 16777210 bytes are left for it"},
+		"a large initrd": {driver.Kernel{Source: small, Initrd: large}, driver.ErrInvalid, "must fit into spec.resource.memory, of which 16777210 bytes are left for this file"},
 	} {
 		spec := driver.ServerSpec{MemoryBytes: 16 << 20, Image: driver.Image{Kernel: &c.kernel}}
 		files := &launch.Files{}
@@ -49,8 +49,8 @@ func TestSourceOfKernel(t *testing.T) {
 	assert.NoError(t, os.WriteFile(path, []byte("kernel"), 0o600))
 	for source, want := range map[string]string{
 		path: "", "file://" + path: "",
-		"oci://" + path: "it must be the absolute path of a file, or file:// before one", "kernel": "it must be the absolute path",
-		dir + "/../kernel": "without .., . and doubled /", "/etc/hosts": "images may be in " + dir,
+		"oci://" + path: "it must be the absolute path of a file, with or without the prefix file://", "kernel": "it must be the absolute path",
+		dir + "/../kernel": "must not contain // or the elements . and ..", "/etc/hosts": "images may be in " + dir,
 		"https://user:hunter2@host" + path: `spec.image.kernel.source is "https://host` + path + `": it must be`,
 	} {
 		err := disks.NewStore(dir, nil, []string{dir}).CheckKernel(driver.ServerSpec{MemoryBytes: 16 << 20, Image: driver.Image{Kernel: &driver.Kernel{Source: source}}})

@@ -13,11 +13,11 @@ import (
 	"cloudnative.tw/drover/internal/driver/download"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/diskspace"
 )
 
-// ImageStore fetches images in the background, each once for all servers that wait for
-// it. It returns errors of the driver contract.
+// ImageStore fetches images in the background, each image once for all servers that wait
+// for it. Its errors have the kinds of package driver.
 type ImageStore struct {
 	*image.Store
 
@@ -25,7 +25,7 @@ type ImageStore struct {
 	Fetches *download.Tracker
 }
 
-// NewImageStore returns a store of the images in a folder of the driver.
+// NewImageStore returns a store of the images in the sub-folder sub of the driver's folder.
 func NewImageStore(dir *statedir.Dir, sub string, c clock.Clock, fetches *download.Tracker, sources *image.Sources) *ImageStore {
 	stage := func() (path string, remove func(), err error) {
 		if err := dir.Reach(); err != nil {
@@ -36,10 +36,10 @@ func NewImageStore(dir *statedir.Dir, sub string, c clock.Clock, fetches *downlo
 		}
 		return dir.Temp()
 	}
-	return &ImageStore{&image.Store{Dir: dir.Path(), Sub: sub, Clock: c, Stage: stage, Sources: sources, Room: &room.Disk{Dir: dir.Path()}}, dir, fetches}
+	return &ImageStore{&image.Store{Dir: dir.Path(), Sub: sub, Clock: c, Stage: stage, Sources: sources, Space: &diskspace.Disk{Dir: dir.Path()}}, dir, fetches}
 }
 
-// Hold prevents images from being pruned while a disk is made of one.
+// Hold prevents images from being pruned while the caller makes a disk from one of them.
 func (s *ImageStore) Hold() (release func(), err error) {
 	if release, err = s.Store.Hold(); err != nil {
 		return nil, s.Engine.Explain(ContractError(err))
@@ -47,7 +47,7 @@ func (s *ImageStore) Hold() (release func(), err error) {
 	return release, nil
 }
 
-// RequiredImage is an image that has to be fetched if it is missing, and the field that names it.
+// RequiredImage is an image that a server needs, and the field of the spec that names the image.
 type RequiredImage struct {
 	image.Ref
 
@@ -55,9 +55,9 @@ type RequiredImage struct {
 	Field  string
 }
 
-// FetchMissing reports whether a server has to wait for one of the images, and starts to
-// fetch it where needed. A failed fetch is reported once; the call after that starts a
-// new one. The server does not wait for other images any more.
+// FetchMissing starts to fetch the first image that is missing, and reports whether the server
+// has to wait for that fetch. After a failed fetch it first returns the error, and the next call
+// starts a new fetch. Fetches of other images for this server are abandoned.
 func (s *ImageStore) FetchMissing(ctx context.Context, spec driver.ServerSpec, required []RequiredImage) (waits bool, err error) {
 	keys := make([]string, len(required))
 	for n, i := range required {
@@ -94,13 +94,13 @@ func (s *ImageStore) fetchIfMissing(ctx context.Context, spec driver.ServerSpec,
 	return true, nil
 }
 
-// CheckRef refuses an image that can never be fetched.
+// CheckRef rejects an image that can never be fetched.
 func CheckRef(field string, ref image.Ref) error { return ContractError(ref.Validate(field)) }
 
-// RefOf returns the reference that a spec has. Here the source is parsed.
+// RefOf parses the image of a spec.
 func RefOf(i driver.Image) image.Ref { return image.ParseRef(i.Source, i.Checksum) }
 
-// ContractError returns an error of package image as one of the driver contract.
+// ContractError gives an error of package image a kind of package driver.
 func ContractError(err error) error {
 	switch {
 	case errors.Is(err, image.ErrInvalid):

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// describeImage describes an image that is on this host.
+// describeImage returns the size, format and identity of an image that is on this host.
 func (d *Store) describeImage(field string, requested image.Ref) (image.Base, error) {
 	if requested.Source.IsFetched() {
 		described, err := d.images.Describe(requested)
@@ -36,10 +36,10 @@ func (d *Store) describeImage(field string, requested image.Ref) (image.Base, er
 	return described, nil
 }
 
-// SourceForms says which forms the source of a field may have: of the root disk's image, of a volume's, which
-// is a disk, or of a file of a kernel.
+// SourceForms returns the end of an error message: the forms of source that a field allows. The field is the source of
+// the root disk's image, or of a volume's image, which must be a disk, or a file of a kernel.
 func SourceForms(field string) string {
-	forms := "the absolute path of a file, or file:// before one"
+	forms := "the absolute path of a file, with or without the prefix file://"
 	if field == "image.source" {
 		forms = "the reference of a container image, " + forms
 	}
@@ -49,8 +49,8 @@ func SourceForms(field string) string {
 	return "it must be " + forms
 }
 
-// openSource opens the file that a field of the spec names. It must be below one of the
-// allowed folders, and no symbolic link may lead out of them.
+// openSource opens the file that a field of the spec names. The file must be below one of the
+// allowed folders, and symbolic links must not lead out of that folder.
 func (d *Store) openSource(field string, from source.Source) (*os.File, error) {
 	forms, path := SourceForms(field), from.Name
 	switch {
@@ -59,7 +59,7 @@ func (d *Store) openSource(field string, from source.Source) (*os.File, error) {
 	case from.Kind != source.File || !filepath.IsAbs(path) || strings.ContainsRune(path, 0):
 		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: %s", field, from, forms)
 	case filepath.Clean(path) != path:
-		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must be written without .., . and doubled /", field, from)
+		return nil, driver.Errorf(driver.ErrInvalid, "spec.%s is %q: a path must not contain // or the elements . and ..", field, from)
 	}
 	for _, dir := range d.imageDirs {
 		name, err := filepath.Rel(dir, path)
@@ -81,7 +81,7 @@ func openBelow(dir, name string) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = root.Close() }()
-	// Opening a pipe would wait for its other end.
+	// Without O_NONBLOCK the open of a named pipe would wait for its other end.
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -92,13 +92,12 @@ func openBelow(dir, name string) (*os.File, error) {
 	return f, nil
 }
 
-// OpenKernel opens the files of a kernel that is booted directly.
+// OpenKernel opens the kernel and the initrd of a machine that boots a kernel directly.
 func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch.Kernel, error) {
 	k := spec.Image.Kernel
 	if k == nil {
-		return nil, nil //nolint:nilnil // Nil stands for the image that the disk has.
+		return nil, nil //nolint:nilnil // Nil means that the machine boots from its disk.
 	}
-	// In order, so that of two missing files the same one is reported each time.
 	left := spec.MemoryBytes
 	f, err := d.openLoaded("image.kernel.source", k.Source, &left)
 	if err != nil {
@@ -115,8 +114,8 @@ func (d *Store) OpenKernel(spec driver.ServerSpec, files *launch.Files) (*launch
 	return opened, nil
 }
 
-// openLoaded opens a file that QEMU loads into the guest's memory. left is how much of that memory the other files leave.
-// A larger file is refused, since a run may keep a copy of it on the host's disk.
+// openLoaded opens a file that QEMU loads into the guest's memory. left is the number of bytes of that memory that the
+// other files leave. openLoaded rejects a larger file. This also bounds the copy that a run may keep on the host's disk.
 func (d *Store) openLoaded(field, path string, left *int64) (*os.File, error) {
 	f, err := d.openSource(field, source.Parse(path))
 	if err != nil {
@@ -124,7 +123,7 @@ func (d *Store) openLoaded(field, path string, left *int64) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && info.Size() > *left {
-		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %q, which has %d bytes: kernel and initrd must fit into spec.resource.memory, of which %d bytes are left for it", field, path, info.Size(), *left)
+		err = driver.Errorf(driver.ErrInvalid, "spec.%s is %q, which has %d bytes: kernel and initrd must fit into spec.resource.memory, of which %d bytes are left for this file", field, path, info.Size(), *left)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -133,7 +132,7 @@ func (d *Store) openLoaded(field, path string, left *int64) (*os.File, error) {
 	return f, nil
 }
 
-// CheckKernel reports whether the files of a kernel could be opened now.
+// CheckKernel returns an error if the kernel or the initrd could not be opened now.
 func (d *Store) CheckKernel(spec driver.ServerSpec) error {
 	files := &launch.Files{}
 	defer files.Close()
@@ -141,91 +140,91 @@ func (d *Store) CheckKernel(spec driver.ServerSpec) error {
 	return err
 }
 
-// openBase opens the image that a disk stands on. The disk is unusable on top of any
-// other content.
-func (d *Store) openBase(field string, was image.Base) (*os.File, error) {
-	if was.Source.IsFetched() {
-		f, err := d.images.OpenBase(was)
+// openBase opens the image that a disk is based on, and checks that its content has not
+// changed: the disk is unusable on top of any other content.
+func (d *Store) openBase(field string, recorded image.Base) (*os.File, error) {
+	if recorded.Source.IsFetched() {
+		f, err := d.images.OpenBase(recorded)
 		return f, ContractError(err)
 	}
-	f, err := d.openSource(field+".source", source.Parse(was.Path))
+	f, err := d.openSource(field+".source", source.Parse(recorded.Path))
 	if err != nil {
 		return nil, err
 	}
-	if err := checkFile(f, was); err != nil {
+	if err := checkUnchanged(f, recorded); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
 
-// checkFile checks a file of the host as it is opened. Size and time identify it. Whoever replaces
-// the file can preserve both, so its content must not lead to other files either.
-func checkFile(f *os.File, was image.Base) error {
-	found, err := image.DescribeFile(f, was.Ref)
-	if err == nil && found.HasContentOf(was) {
+// checkUnchanged checks that an opened file is still the recorded image, by its size and time. A user
+// can forge both. So DescribeFile also rejects content that refers to other files.
+func checkUnchanged(f *os.File, recorded image.Base) error {
+	found, err := image.DescribeFile(f, recorded.Ref)
+	if err == nil && found.HasContentOf(recorded) {
 		return nil
 	}
-	why := ""
+	cause := ""
 	if err != nil {
-		why = ": " + err.Error()
+		cause = ": " + err.Error()
 	}
-	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", was.Path, why)
+	return unavailableError("image %s was changed or replaced since the server's disk was made on top of it: put it back as it was, its time included%s", recorded.Path, cause)
 }
 
-// CheckImage reports whether the image of a disk could be opened now.
-func (d *Store) CheckImage(field string, have Disk) error {
-	if have.Image.Path == "" {
+// CheckImage returns an error if the image of a disk could not be opened now.
+func (d *Store) CheckImage(field string, disk Disk) error {
+	if disk.Image.Path == "" {
 		return nil
 	}
-	if have.Image.IsContainer() {
-		root, err := d.OpenRoot(have.Image)
+	if disk.Image.IsContainer() {
+		root, err := d.OpenRoot(disk.Image)
 		if err != nil {
 			return err
 		}
 		return root.Close()
 	}
-	f, err := d.openBase(field, have.Image)
+	f, err := d.openBase(field, disk.Image)
 	if err != nil {
 		return err
 	}
 	return f.Close()
 }
 
-// CheckDirs refuses folders through which a machine could get files of Drover: the disk of
-// another machine, with its secrets, or a private key. Folders in always are allowed.
-func CheckDirs(imageDirs []string, always string, private []string) error {
-	for _, images := range imageDirs {
-		if !filepath.IsAbs(images) {
-			return fmt.Errorf("--qemu-image-dirs has %q: each must be the absolute path of a folder", images)
+// CheckDirs rejects folders of images through which a machine could read private files of Drover:
+// the disk of another machine, with its secrets, or a private key. It accepts folders in allowedDir.
+func CheckDirs(imageDirs []string, allowedDir string, privateDirs []string) error {
+	for _, dir := range imageDirs {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("--qemu-image-dirs has %q: each must be the absolute path of a folder", dir)
 		}
-		if containsPath(always, images) {
+		if containsPath(allowedDir, dir) {
 			continue
 		}
-		for _, own := range private {
-			if containsPath(images, own) || containsPath(own, images) {
+		for _, private := range privateDirs {
+			if containsPath(dir, private) || containsPath(private, dir) {
 				return fmt.Errorf("--qemu-image-dirs has %q: it must not hold, or be in, %s, where Drover keeps disks and secrets; %s is allowed always",
-					images, own, always)
+					dir, private, allowedDir)
 			}
 		}
 	}
 	return nil
 }
 
-// containsPath reports whether a path is a folder or below it, after symbolic links are
+// containsPath reports whether a path is the folder dir or below it, with symbolic links
 // resolved.
 func containsPath(dir, path string) bool {
 	name, err := filepath.Rel(resolveLinks(filepath.Clean(dir)), resolveLinks(filepath.Clean(path)))
 	return err == nil && filepath.IsLocal(name)
 }
 
-// resolveLinks follows symbolic links in the part of the path that exists.
+// resolveLinks resolves symbolic links in the part of the path that exists.
 func resolveLinks(path string) string {
-	whole, err := filepath.EvalSymlinks(path)
+	resolved, err := filepath.EvalSymlinks(path)
 	if parent := filepath.Dir(path); err != nil && parent != path {
 		return filepath.Join(resolveLinks(parent), filepath.Base(path))
 	}
 	if err != nil {
 		return path
 	}
-	return whole
+	return resolved
 }

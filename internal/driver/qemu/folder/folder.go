@@ -1,11 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package folder reads and clears up a folder of the qemu driver, for programs that run no
-// machines there. Controllers may run at the same time.
+// Package folder reads and cleans up a folder of the qemu driver, for command line tools that do
+// not start machines there. Controllers may run at the same time.
 //
-// Start with Open. folder.go has the images that were fetched and the growth of disks,
-// servers.go the machines.
+// Start with Open. folder.go has the fetched images and the free space that disks may still take,
+// servers.go has the machines.
 package folder
 
 import (
@@ -24,7 +24,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// ImagesDir is the folder of the images that were fetched, in that of the driver.
+// ImagesDir is the name of the folder of fetched images in the driver's folder.
 const ImagesDir = "cache"
 
 // Folder is a folder of the driver.
@@ -37,13 +37,13 @@ type Folder struct {
 // Image is a fetched image and its users.
 type Image struct {
 	image.StoredImage
-	// UsedBy are the machines whose disks stand on the image, as namespace/name, including
-	// those of other clusters and released ones.
+	// UsedBy are the machines whose disks are based on the image, as namespace/name, including
+	// released machines and machines of other clusters.
 	UsedBy []string
 }
 
-// Open opens a folder of the driver, which must exist. It creates nothing in it, since the
-// caller may be another user than the one that runs machines.
+// Open opens an existing folder of the driver. It creates nothing in the folder, since the caller
+// may be another user than the user who runs machines.
 func Open(path string, c clock.WithTicker) (*Folder, error) {
 	dir, err := statedir.OpenExisting("the qemu driver's folder", path)
 	if err != nil {
@@ -95,9 +95,9 @@ func (f *Folder) PruneImages(ctx context.Context) ([]image.StoredImage, error) {
 	})
 }
 
-// usersByName returns the users of images, by the name of the image's file: the folder
-// may have been moved. A server that cannot be read may use any image, so that is an
-// error.
+// usersByName returns the users of images by the name of the image's file, not by its path, since
+// the folder may have been moved. It fails if a server cannot be read, since that server may use
+// any image.
 func (f *Folder) usersByName() (map[string][]string, error) {
 	instances, err := f.host.AllInstances()
 	if err != nil {
@@ -119,11 +119,11 @@ func (f *Folder) usersByName() (map[string][]string, error) {
 	return users, nil
 }
 
-// PromisedDisk returns what the disks of all machines were promised and do not take yet.
+// PromisedDisk returns how many bytes the disks of all machines may still take.
 func (f *Folder) PromisedDisk() (int64, error) { return PromisedDisk(f.host) }
 
-// PromisedDisk returns what disks of all clusters' machines were promised and do not take
-// yet. A server that cannot be read counts as nothing.
+// PromisedDisk returns how many bytes the disks of all clusters' machines may still take. It
+// skips servers that cannot be read.
 func PromisedDisk(h *instance.Host) (int64, error) {
 	instances, err := h.AllInstances()
 	if err != nil {
@@ -143,12 +143,12 @@ func PromisedDisk(h *instance.Host) (int64, error) {
 	return promised, nil
 }
 
-// allocatedBytes returns the room that a file takes on its disk.
+// allocatedBytes returns how many bytes a file takes on its disk.
 func allocatedBytes(path string) int64 {
 	var stat syscall.Stat_t
 	if err := syscall.Stat(path, &stat); err != nil {
 		return 0
 	}
-	const block = 512 // whatever the file system's is
+	const block = 512 // the unit of st_blocks, whatever the block size of the file system
 	return stat.Blocks * block
 }

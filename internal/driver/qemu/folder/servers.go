@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// Admin is a folder as an engine: it implements driver.Admin.
+// Admin implements driver.Admin for a folder.
 type Admin struct {
 	*Folder
 
@@ -27,8 +27,8 @@ type Admin struct {
 
 var _ driver.Admin = Admin{}
 
-// Survey returns the servers by their records and their run locks: it asks no QEMU, since who
-// asks first also records how a run has ended.
+// Survey reads the servers from their records and run locks only. It does not query QEMU, since a
+// query would also record the exit of a run that has ended.
 func (a Admin) Survey(ctx context.Context) (driver.Survey, error) {
 	id, err := a.dir.ID()
 	if err != nil {
@@ -38,7 +38,7 @@ func (a Admin) Survey(ctx context.Context) (driver.Survey, error) {
 	if err != nil {
 		return driver.Survey{}, err
 	}
-	version, _ := a.Program.Version(ctx) // machines are there without it too
+	version, _ := a.Program.Version(ctx) // QEMU may not be installed any more
 	return driver.Survey{EngineID: id, Version: version, Servers: servers}, a.dir.Reach()
 }
 
@@ -48,7 +48,7 @@ func (a Admin) listServers(ctx context.Context) ([]driver.Server, error) {
 		return nil, err
 	}
 	var servers []driver.Server
-	places := map[driver.Target]int{}
+	indexes := map[driver.Target]int{}
 	for _, inst := range instances {
 		if ctx.Err() != nil {
 			return nil, driver.Errorf(driver.ErrUnavailable, "reading %s: %w", a.dir.Path(), ctx.Err())
@@ -58,21 +58,21 @@ func (a Admin) listServers(ctx context.Context) ([]driver.Server, error) {
 			return nil, err
 		}
 		target := driver.Target{UID: s.UID, ID: s.ID}
-		at, met := places[target]
+		index, found := indexes[target]
 		switch {
 		case !ours:
-		case met: // it was released in between
-			servers[at] = s
+		case found: // the server is being released, and was read in both folders
+			servers[index] = s
 		default:
-			places[target] = len(servers)
+			indexes[target] = len(servers)
 			servers = append(servers, s)
 		}
 	}
 	return servers, nil
 }
 
-// observeServer returns a server and whether it is this cluster's. One whose record cannot be read
-// may be any cluster's.
+// observeServer returns a server and whether it belongs to this cluster. A server whose record cannot
+// be read may belong to any cluster, and counts as this cluster's.
 func (a Admin) observeServer(inst *instance.Instance) (s driver.Server, ours bool, err error) {
 	r, err := inst.Load()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,11 +88,11 @@ func (a Admin) observeServer(inst *instance.Instance) (s driver.Server, ours boo
 	if on, lockErr := inst.Machine.IsRunning(); on || lockErr != nil {
 		s.State = driver.StateRunning
 	}
-	return s, s.Err != nil || r.ClusterID == a.ClusterID, nil //nolint:nilerr // a server that is there and broken
+	return s, s.Err != nil || r.ClusterID == a.ClusterID, nil //nolint:nilerr // the error is in s.Err
 }
 
-// RemoveRetained ends the machine and removes its directory. The lock of its UID keeps a
-// release that is under way from being met halfway.
+// RemoveRetained ends a released machine and removes its directory. It locks the UID, so that it does
+// not act in the middle of a release.
 func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 	if err := record.CheckUID(t.UID); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (a Admin) RemoveRetained(ctx context.Context, t driver.Target) error {
 	return a.dir.Explain(a.dir.Discard(released.Machine.Path))
 }
 
-// findReleased returns a server that was released.
+// findReleased returns the released server of a target, or ErrNotFound.
 func (a Admin) findReleased(t driver.Target) (*instance.Instance, error) {
 	instances, err := a.host.AllInstances()
 	if err != nil {
@@ -140,8 +140,8 @@ func (a Admin) findReleased(t driver.Target) (*instance.Instance, error) {
 	return nil, driver.Errorf(driver.ErrNotFound, "no released machine of this cluster has the UID %s and the id %s", t.UID, t.ID)
 }
 
-// killStrays ends QEMUs that lost their directory or the run lock in it while they ran. The
-// kernel reports a path without symbolic links.
+// killStrays kills QEMU processes whose directory or run lock was removed while they ran. Their
+// paths come from the kernel, without symbolic links.
 func killStrays(ctx context.Context, m machine.Machine) error {
 	path, err := filepath.EvalSymlinks(m.Path)
 	if err != nil {

@@ -1,14 +1,16 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package guest reaches what runs in the machines of the qemu driver: consoles, logs, commands,
-// ports and network interfaces. It changes no server, and takes no lock of one.
+// Package guest gives access to the guests in the machines of the qemu driver: to consoles, logs,
+// commands, ports and network interfaces. It neither changes nor locks servers.
 //
 // Start with Guests.
 package guest
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -20,10 +22,14 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/guests"
 	"cloudnative.tw/drover/internal/driver/kit"
+	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/guest/config"
+	"cloudnative.tw/drover/internal/guest/mounts"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/control"
+	"cloudnative.tw/drover/internal/terminal"
 )
 
 // Guests are the guests of the machines of a host.
@@ -40,34 +46,34 @@ func New(host *instance.Host) *Guests {
 	return g
 }
 
-// clientOf returns a client of the supervisor of a server that runs.
+// clientOf returns a client of the supervisor of a running server.
 func (g *Guests) clientOf(ctx context.Context, uid types.UID) (*control.Client, error) {
-	s, err := g.findRunning(ctx, uid)
+	inst, err := g.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
-	return s.Supervisor().Reach(ctx)
+	return inst.Supervisor().Reach(ctx)
 }
 
-// Logs implements driver.LogReader. The log of a container image has the output of one run, and a serial console's that of
-// all runs.
+// Logs implements driver.LogReader. The log of a container image has the output of one run. The log of a serial console
+// has the output of all runs.
 func (g *Guests) Logs(ctx context.Context, uid types.UID, o driver.LogOptions) (io.ReadCloser, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	s, err := g.findServer(ctx, uid, (*instance.Instance).Load)
+	inst, err := g.findServer(ctx, uid, (*instance.Instance).Load)
 	if err != nil {
 		return nil, err
 	}
-	if s.Guest != nil && s.Guest.Output != nil {
-		return g.openOutput(ctx, s, o)
+	if inst.Guest != nil && inst.Guest.Output != nil {
+		return g.openOutput(ctx, inst, o)
 	}
-	log, err := s.Machine.OpenLog(ctx, machine.LogOptions{Follow: o.Follow, Previous: o.Previous, TailLines: o.TailLines})
+	log, err := inst.Machine.OpenLog(ctx, machine.LogOptions{Follow: o.Follow, Previous: o.Previous, TailLines: o.TailLines})
 	return log, classifyError(ctx, err)
 }
 
-// findServer returns a server of this cluster as look finds it.
-func (g *Guests) findServer(ctx context.Context, uid types.UID, look func(*instance.Instance) (*instance.Instance, error)) (*instance.Instance, error) {
+// findServer reads a server of this cluster with the function read.
+func (g *Guests) findServer(ctx context.Context, uid types.UID, read func(*instance.Instance) (*instance.Instance, error)) (*instance.Instance, error) {
 	if err := kit.CheckContext(ctx); err != nil {
 		return nil, err
 	}
@@ -77,44 +83,44 @@ func (g *Guests) findServer(ctx context.Context, uid types.UID, look func(*insta
 	if err := g.host.StateDir.Reach(); err != nil {
 		return nil, err
 	}
-	s, err := look(g.host.InstanceOf(uid))
+	inst, err := read(g.host.InstanceOf(uid))
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && (s.ClusterID != g.host.ClusterID || s.Retained):
+	case errors.Is(err, fs.ErrNotExist), err == nil && (inst.ClusterID != g.host.ClusterID || inst.Retained):
 		return nil, driver.Errorf(driver.ErrNotFound, "there is no server of UID %s", uid)
 	case err != nil:
 		return nil, instance.ClassifyObserveError(err)
 	}
-	return s, nil
+	return inst, nil
 }
 
-// findRunning returns a server whose guest runs, or could continue.
+// findRunning returns a server whose guest runs or is paused.
 func (g *Guests) findRunning(ctx context.Context, uid types.UID) (*instance.Instance, error) {
-	s, err := g.findServer(ctx, uid, func(inst *instance.Instance) (*instance.Instance, error) { return inst.Observe(ctx) })
-	if err == nil && !s.IsAlive() {
+	inst, err := g.findServer(ctx, uid, func(inst *instance.Instance) (*instance.Instance, error) { return inst.Observe(ctx) })
+	if err == nil && !inst.IsAlive() {
 		err = driver.Errorf(driver.ErrRetry, "the server %s does not run", uid)
 	}
-	return s, err
+	return inst, err
 }
 
-// Probe implements driver.Prober, by the machine's supervisor, which is the guest's end of the network.
+// Probe implements driver.Prober. The machine's supervisor makes the connection, since it is the guest's gateway.
 func (g *Guests) Probe(ctx context.Context, uid types.UID, port int32) error {
-	c, err := g.reachPort(ctx, uid, port)
+	c, err := g.clientForPort(ctx, uid, port)
 	if err != nil {
 		return err
 	}
-	return explainPort(ctx, port, c.Probe(ctx, port))
+	return explainPortError(ctx, port, c.Probe(ctx, port))
 }
 
-// reachPort is reach for a port of the guest.
-func (g *Guests) reachPort(ctx context.Context, uid types.UID, port int32) (*control.Client, error) {
+// clientForPort checks a port, and returns a client of the server's supervisor.
+func (g *Guests) clientForPort(ctx context.Context, uid types.UID, port int32) (*control.Client, error) {
 	if port < 1 || port > math.MaxUint16 {
 		return nil, driver.Errorf(driver.ErrInvalid, "port is %d: it must be from 1 to %d", port, math.MaxUint16)
 	}
 	return g.clientOf(ctx, uid)
 }
 
-// explainPort names the port that a guest has not answered at. The time of ctx limits the wait for the guest.
-func explainPort(ctx context.Context, port int32, err error) error {
+// explainPortError names the port at which the guest did not accept a connection before ctx ended, or refused it.
+func explainPortError(ctx context.Context, port int32, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -124,20 +130,62 @@ func explainPort(ctx context.Context, port int32, err error) error {
 	return driver.Errorf(driver.ErrRetry, "port %d of the guest: %w", port, err)
 }
 
-// Dial implements driver.Dialer, as Probe does.
+// FileRevisions implements driver.FileWriter.
+func (g *Guests) FileRevisions(ctx context.Context, uid types.UID) (revisions map[string]string, err error) {
+	text, err := g.execMounts(ctx, uid, nil)
+	if err == nil && json.Unmarshal(text, &revisions) != nil {
+		err = driver.Errorf(driver.ErrRetry, "the guest's agent gives an invalid answer")
+	}
+	return revisions, err
+}
+
+// WriteFiles implements driver.FileWriter.
+func (g *Guests) WriteFiles(ctx context.Context, uid types.UID, mount driver.FileMount) error {
+	content, err := json.Marshal(containerboot.ContentOf(mount))
+	if err == nil {
+		_, err = g.execMounts(ctx, uid, bytes.NewReader(content))
+	}
+	return err
+}
+
+// maxAnswer bounds the answer of a guest to mounts.Command.
+const maxAnswer = 64 << 10
+
+// execMounts runs mounts.Command, and returns its output.
+func (g *Guests) execMounts(ctx context.Context, uid types.UID, input io.Reader) ([]byte, error) {
+	var output, message boundedBuffer
+	code, err := g.Exec(ctx, uid, terminal.Command{Args: []string{mounts.Command}, Stdin: input, Stdout: &output, Stderr: &message})
+	if err == nil && code != 0 {
+		err = driver.Errorf(driver.ErrRetry, "%s", config.Printable(message.String(), config.MaxMessage))
+	}
+	return output.Bytes(), err
+}
+
+// boundedBuffer takes at most maxAnswer bytes.
+type boundedBuffer struct{ bytes.Buffer }
+
+// Write implements io.Writer.
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	if b.Len()+len(p) > maxAnswer {
+		return 0, driver.Errorf(driver.ErrRetry, "the answer of the guest's agent has more than %d bytes", maxAnswer)
+	}
+	return b.Buffer.Write(p)
+}
+
+// Dial implements driver.Dialer. Like Probe it connects through the supervisor.
 func (g *Guests) Dial(ctx context.Context, uid types.UID, port int32) (net.Conn, error) {
-	c, err := g.reachPort(ctx, uid, port)
+	c, err := g.clientForPort(ctx, uid, port)
 	if err != nil {
 		return nil, err
 	}
 	conn, err := c.DialGuest(ctx, uint16(port)) //nolint:gosec // a port
 	if err != nil {
-		return nil, explainPort(ctx, port, err)
+		return nil, explainPortError(ctx, port, err)
 	}
 	return conn, nil
 }
 
-// classifyError gives an error of a call that changes nothing its kind in the contract.
+// classifyError gives an error the kind of ContractError, or else ErrRetry, since the call has changed nothing.
 func classifyError(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return err

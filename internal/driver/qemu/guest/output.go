@@ -21,26 +21,26 @@ import (
 	"cloudnative.tw/drover/internal/terminal"
 )
 
-// openOutput opens what the command of a container image has printed.
-func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.LogOptions) (io.ReadCloser, error) {
-	selected := output.Options{From: s.Guest.Output.Begin, TailLines: o.TailLines, MissesNone: o.Attached}
+// openOutput opens the output of a container image's command.
+func (g *Guests) openOutput(ctx context.Context, inst *instance.Instance, o driver.LogOptions) (io.ReadCloser, error) {
+	selected := output.Options{From: inst.Guest.Output.Begin, TailLines: o.TailLines, FailsOnLoss: o.Attached}
 	if o.Attached {
 		selected.From[output.Stdout] += o.SkipStdout
 		selected.From[output.Stderr] += o.SkipStderr
 	}
 	switch {
-	case o.Previous && s.Guest.Output.Previous == nil:
+	case o.Previous && inst.Guest.Output.Previous == nil:
 		return nil, driver.Errorf(driver.ErrRetry, "there was no run before this one")
 	case o.Previous:
-		selected.From, selected.To = *s.Guest.Output.Previous, &s.Guest.Output.Begin
+		selected.From, selected.To = *inst.Guest.Output.Previous, &inst.Guest.Output.Begin
 	case o.Follow:
-		selected.IsOver = func() (bool, *output.Positions, error) { return isOver(s) }
+		selected.IsOver = func() (bool, *output.Positions, error) { return isOver(inst) }
 	}
 	if o.Follow && o.Attached {
-		selected.HoldAfter = g.host.OutputBound / holdPart
-		selected.Hold = func(ctx context.Context) { g.holdOutput(ctx, s.UID) }
+		selected.HoldAfter = g.host.OutputBound / holdDivisor
+		selected.Hold = func(ctx context.Context) { g.holdOutput(ctx, inst.UID) }
 	}
-	log, err := output.Open(ctx, s.Machine.File, selected)
+	log, err := output.Open(ctx, inst.Machine.File, selected)
 	if err != nil {
 		return nil, classifyError(ctx, err)
 	}
@@ -50,67 +50,63 @@ func (g *Guests) openOutput(ctx context.Context, s *instance.Instance, o driver.
 // consoleLines is how many earlier lines of each stream a console begins with.
 const consoleLines = 50
 
-// Console implements driver.Consoler. That of a container image shows the output of its command, and takes no input.
+// Console implements driver.Consoler. The console of a container image shows the command's output, and writes to its input.
 func (g *Guests) Console(ctx context.Context, uid types.UID) (io.ReadWriteCloser, error) {
-	s, err := g.findRunning(ctx, uid)
+	inst, err := g.findRunning(ctx, uid)
 	if err != nil {
 		return nil, err
 	}
-	if s.Guest == nil || s.Guest.Output == nil {
-		return g.Guests.Console(ctx, uid)
+	if inst.Guest == nil || inst.Guest.Output == nil {
+		return g.Guests.Console(ctx, uid) // the serial console
 	}
-	log, err := g.openOutput(ctx, s, driver.LogOptions{Follow: true, TailLines: new(int64(consoleLines))})
-	return outputConsole{log}, err
+	log, err := g.openOutput(ctx, inst, driver.LogOptions{Follow: true, TailLines: new(int64(consoleLines))})
+	if err != nil {
+		return nil, err
+	}
+	return g.NewImageConsole(ctx, uid, log, inst.Settings.Stdin, inst.Settings.TTY), nil
 }
 
-// outputConsole is a console that only shows.
-type outputConsole struct{ io.ReadCloser }
+// holdDivisor bounds how far an attached reader may lag before the command is held back: OutputBound/holdDivisor.
+const holdDivisor = 4
 
-// Write implements io.Writer.
-func (outputConsole) Write([]byte) (int, error) {
-	return 0, driver.Errorf(driver.ErrUnsupported, "the command of a container image takes no input: run another beside it, as by exec -it")
-}
+// holdInterval is the pause between two tries to hold a command back. A try fails while the supervisor is being replaced.
+const holdInterval = time.Second / 4
 
-// holdPart is which part of the output that is kept an attached reader may be behind until the guest is held back.
-const holdPart = 4
-
-// holdAgain is the pause between two tries to hold a guest back. Its supervisor may be about to be replaced.
-const holdAgain = time.Second / 4
-
-// holdOutput holds the output of a command back until ctx ends. Where that fails, the reader may lose output, and is
-// told so.
+// holdOutput holds a command back until ctx ends: it blocks the output, so that the command waits. If that fails, the
+// reader may lose output, and gets an error then.
 func (g *Guests) holdOutput(ctx context.Context, uid types.UID) {
 	for ctx.Err() == nil {
 		if c, err := g.clientOf(ctx, uid); err == nil {
 			_, _ = c.Exec(ctx, terminal.Command{Args: []string{imageagent.HoldCommand}, Stdout: io.Discard, Stderr: io.Discard})
 		}
-		proc.Pause(ctx, holdAgain)
+		proc.Pause(ctx, holdInterval)
 	}
 }
 
-// isOver reports whether the run of a server has ended, and returns where the output of the next one begins, nil if none is
-// known.
-func isOver(s *instance.Instance) (isOver bool, next *output.Positions, err error) {
-	now, err := s.Host.InstanceOf(s.UID).Load()
+// isOver reports whether the run of the instance has ended. It returns the position at which the output of the next run
+// begins, or nil if unknown.
+func isOver(inst *instance.Instance) (isOver bool, next *output.Positions, err error) {
+	current, err := inst.Host.InstanceOf(inst.UID).Load()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return true, nil, nil
 	case err != nil:
 		return false, nil, err
-	case now.Run != s.Run:
-		return true, nextBegin(s.Guest.Output.Begin, now.Guest), nil
+	case current.Run != inst.Run:
+		return true, nextBegin(inst.Guest.Output.Begin, current.Guest), nil
 	}
-	on, err := s.Machine.IsRunning()
-	return !on, nil, err
+	isRunning, err := inst.Machine.IsRunning()
+	return !isRunning, nil, err
 }
 
-// nextBegin returns where the output of the run after one begins, or that of a later run if more have begun since.
-func nextBegin(begin output.Positions, now *record.Guest) *output.Positions {
+// nextBegin returns the start of the output of the run after the one at begin. If that is unknown, it returns the
+// start of a later run, or nil.
+func nextBegin(begin output.Positions, current *record.Guest) *output.Positions {
 	switch {
-	case now == nil || now.Output == nil:
+	case current == nil || current.Output == nil:
 		return nil
-	case now.Output.Previous == nil || *now.Output.Previous == begin:
-		return &now.Output.Begin
+	case current.Output.Previous == nil || *current.Output.Previous == begin:
+		return &current.Output.Begin
 	}
-	return now.Output.Previous
+	return current.Output.Previous
 }

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostports chooses and opens the ports of the host that lead to guests, among those that
-// machines may use.
+// Package hostports chooses and opens the ports of the host that lead to guests. Machines may use
+// only the ports of the flag --qemu-host-ports.
 //
 // Start with OpenForwards.
 package hostports
@@ -30,8 +30,8 @@ import (
 // Ports are the ports of the host that machines may use.
 type Ports struct {
 	text   string
-	ranges [][2]int32 // from, to; none means all
-	size   uint32     // how many there are
+	ranges [][2]int32 // first and last port; empty means that all ports are allowed
+	size   uint32     // number of ports in ranges
 	next   atomic.Uint32
 }
 
@@ -54,7 +54,7 @@ func Parse(text string) (*Ports, error) {
 		h.ranges = append(h.ranges, [2]int32{int32(from), int32(to)})
 		h.size += uint32(to-from) + 1
 	}
-	h.next.Store(rand.Uint32()) //nolint:gosec // so that controllers begin elsewhere; no secret
+	h.next.Store(rand.Uint32()) //nolint:gosec // not a secret: it only makes controllers begin at different ports
 	return h, nil
 }
 
@@ -67,7 +67,7 @@ func (h *Ports) hasPort(port int32) bool {
 	return len(h.ranges) == 0
 }
 
-// portAt returns the n-th of the ports, counting around.
+// portAt returns the n-th port of the ranges, modulo their size.
 func (h *Ports) portAt(n uint32) int32 {
 	n %= h.size
 	for _, r := range h.ranges {
@@ -80,7 +80,7 @@ func (h *Ports) portAt(n uint32) int32 {
 	return 0
 }
 
-// Check refuses host ports that machines may not have.
+// Check rejects host ports that machines may not use.
 func (h *Ports) Check(ports []driver.Port) error {
 	for i, p := range ports {
 		if p.HostPort != 0 && !h.hasPort(p.HostPort) {
@@ -93,18 +93,18 @@ func (h *Ports) Check(ports []driver.Port) error {
 // Sockets are listening sockets, by port.
 type Sockets map[control.Port]*os.File
 
-// Close closes them.
+// Close closes all sockets.
 func (s Sockets) Close() {
 	for _, socket := range s {
 		_ = socket.Close()
 	}
 }
 
-// Opener opens the host port of a forward, or any free one where that is 0, and returns which one.
+// Opener opens the host port of a forward, and returns its number. If HostPort is 0, it opens any free port.
 type Opener func(context.Context, Forward) (*os.File, int32, error)
 
-// Open implements Opener. Each choice continues where the previous one ended, so that a machine with several ports is not
-// offered a port that it already has.
+// Open implements Opener. It tries the ports in turn, after the one that the previous call has chosen, so that a machine
+// with several ports does not get the same port twice.
 func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 	switch {
 	case f.HostPort != 0 && !h.hasPort(f.HostPort):
@@ -124,19 +124,20 @@ func (h *Ports) Open(ctx context.Context, f Forward) (*os.File, int32, error) {
 	return nil, 0, fmt.Errorf("none of %s (--qemu-host-ports) is free: %w", h.text, err)
 }
 
-// OpenForwards finds and opens host ports for the ports of a spec. Host ports that the spec names come first, so that
-// none of them is chosen for another port. If the machine serves the forwards in before now, those that match stay open.
-func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, serves bool, open Opener) (forwards []Forward, sockets Sockets, err error) {
-	o := opening{before: before, serves: serves, open: open, sockets: Sockets{}}
+// OpenForwards finds and opens host ports for the ports of a spec, first those that the spec names, so that none of them is
+// chosen for another port. previous has the machine's forwards: if isServing, those that the spec still asks for stay open.
+func OpenForwards(ctx context.Context, ports []driver.Port, previous []Forward, isServing bool, open Opener) (forwards []Forward, sockets Sockets, err error) {
+	o := opening{previous: previous, isServing: isServing, open: open, sockets: Sockets{}}
 	forwards = make([]Forward, len(ports))
 	for i, p := range ports {
-		if at := slices.IndexFunc(before, func(f Forward) bool { return serves && f.isOf(p) && !slices.ContainsFunc(o.used, f.Overlaps) }); at >= 0 {
-			forwards[i], o.used = before[at], append(o.used, before[at])
+		mayStay := func(f Forward) bool { return isServing && f.matches(p) && !slices.ContainsFunc(o.used, f.Overlaps) }
+		if at := slices.IndexFunc(previous, mayStay); at >= 0 {
+			forwards[i], o.used = previous[at], append(o.used, previous[at])
 		}
 	}
-	for _, chosen := range []bool{false, true} {
+	for _, isChosen := range []bool{false, true} {
 		for i, p := range ports {
-			if (p.HostPort == 0) != chosen || forwards[i] != (Forward{}) {
+			if (p.HostPort == 0) != isChosen || forwards[i] != (Forward{}) {
 				continue
 			}
 			if forwards[i], err = o.openForward(ctx, p); err != nil {
@@ -149,8 +150,8 @@ func OpenForwards(ctx context.Context, ports []driver.Port, before []Forward, se
 	return forwards, o.sockets, nil
 }
 
-// isOf reports whether the forward is as a port of a spec asks for.
-func (f Forward) isOf(p driver.Port) bool {
+// matches reports whether the forward is the one that a port of a spec asks for.
+func (f Forward) matches(p driver.Port) bool {
 	wanted := forwardOf(p)
 	if wanted.Chosen && f.Chosen {
 		wanted.HostPort = f.HostPort
@@ -158,16 +159,16 @@ func (f Forward) isOf(p driver.Port) bool {
 	return f == wanted
 }
 
-// opening opens the ports of one machine.
+// opening is the state of OpenForwards: forwards of the last run and of this call, and the sockets that it has opened.
 type opening struct {
-	before, used []Forward
-	serves       bool // the machine serves before now
-	open         Opener
-	sockets      Sockets
+	previous, used []Forward
+	isServing      bool
+	open           Opener
+	sockets        Sockets
 }
 
-// openAt opens a forward at its host port, or at any if that is 0.
-func (o *opening) openAt(ctx context.Context, f Forward) (Forward, error) {
+// openSocket opens the host port of a forward, or any free port if it is 0.
+func (o *opening) openSocket(ctx context.Context, f Forward) (Forward, error) {
 	socket, port, err := o.open(ctx, f)
 	if err != nil {
 		return f, err
@@ -181,50 +182,49 @@ func (o *opening) openAt(ctx context.Context, f Forward) (Forward, error) {
 	return f, nil
 }
 
-// errUsed means that the host offers a port that another one of the machine has.
-var errUsed = errors.New("the host offers those that other ports of the machine have")
+// errUsed means that a host port belongs to another forward of the same machine.
+var errUsed = errors.New("another port of the machine has it")
 
-// openForward opens a host port for a port of the spec. Where the spec leaves the choice, it takes the port of the
-// previous run if that is free.
+// openForward opens a host port for a port of the spec. If the spec does not name the host port, it opens the port of the
+// last run again, or another one if that port is not free.
 func (o *opening) openForward(ctx context.Context, p driver.Port) (f Forward, err error) {
 	f = forwardOf(p)
 	switch {
 	case !f.Chosen && slices.ContainsFunc(o.used, f.Overlaps):
 		return f, errUsed
-	case !f.Chosen && o.serves && slices.ContainsFunc(o.before, f.Overlaps):
+	case !f.Chosen && o.isServing && slices.ContainsFunc(o.previous, f.Overlaps):
 		return f, nil
 	case !f.Chosen:
-		return o.openAt(ctx, f)
+		return o.openSocket(ctx, f)
 	}
-	for _, old := range o.before {
+	for _, old := range o.previous {
 		f.HostPort = old.HostPort
 		if f != old || slices.ContainsFunc(o.used, f.Overlaps) {
 			continue
 		}
-		if opened, err := o.openAt(ctx, f); err == nil {
+		if opened, err := o.openSocket(ctx, f); err == nil {
 			return opened, nil
 		}
 	}
 	for range maxTries + len(o.used) {
 		f.HostPort = 0
-		opened, err := o.openAt(ctx, f)
+		opened, err := o.openSocket(ctx, f)
 		if !errors.Is(err, errUsed) {
 			return opened, err
 		}
 	}
-	return f, errUsed
+	return f, errors.New("the host offers only ports that other ports of the machine have")
 }
 
-// maxTries is how often a host port is chosen again when another port of the machine has the one that was chosen.
+// maxTries is how often a host port is chosen again if another forward of the machine has the chosen port.
 const maxTries = 10
 
-// CheckForwards reports whether a machine that has some host ports can get the others
-// that a spec names.
-func CheckForwards(ctx context.Context, ports []driver.Port, have []Forward, open Opener) error {
+// CheckForwards returns an error if a host port that a spec names is not available. present are the
+// forwards that the machine has now: their ports cannot be opened a second time.
+func CheckForwards(ctx context.Context, ports []driver.Port, present []Forward, open Opener) error {
 	for i, p := range ports {
 		f := forwardOf(p)
-		// A port cannot be tried that the machine itself has.
-		if f.Chosen || slices.ContainsFunc(have, f.Overlaps) {
+		if f.Chosen || slices.ContainsFunc(present, f.Overlaps) {
 			continue
 		}
 		socket, _, err := open(ctx, f)
@@ -236,13 +236,13 @@ func CheckForwards(ctx context.Context, ports []driver.Port, have []Forward, ope
 	return nil
 }
 
-// ConflictError names the port of the spec that a host port is for.
+// ConflictError returns an error that names the port of the spec whose host port is not available.
 func ConflictError(i int, p driver.Port, f Forward, err error) error {
 	return driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry,
 		"spec.ports[%d] (%s): host port %s is not available: %w", i, p.Name, f.HostEnd(), err))
 }
 
-// Forward forwards a port of the host to one of the guest.
+// Forward forwards a port of the host to a port of the guest.
 type Forward struct {
 	Protocol string `json:"protocol"` // tcp or udp
 	// HostIP is the host's address, empty for all IPv4 addresses.
@@ -253,7 +253,7 @@ type Forward struct {
 	Chosen bool `json:"chosen,omitempty"`
 }
 
-// Key returns the forward as a machine's supervisor knows it.
+// Key returns the forward in the form in which a machine's supervisor knows it.
 func (f Forward) Key() control.Port {
 	return control.Port{Protocol: f.Protocol, HostIP: f.HostIP, HostPort: uint16(f.HostPort), Port: uint16(f.Port)} //nolint:gosec // ports
 }
@@ -268,13 +268,13 @@ func KeysOf(forwards []Forward) []control.Port {
 }
 
 // Overlaps reports whether two forwards cannot both be open: they have the same host port, and the same
-// address or one that is of all addresses.
+// address of the host, or one has all addresses.
 func (f Forward) Overlaps(other Forward) bool {
 	return f.Protocol == other.Protocol && f.HostPort == other.HostPort &&
 		(f.HostIP == other.HostIP || f.HostIP == "" || other.HostIP == "")
 }
 
-// HostEnd describes the forward's end on the host, for people.
+// HostEnd returns the forward's host port, protocol and address for messages.
 func (f Forward) HostEnd() string {
 	text := fmt.Sprintf("%d/%s", f.HostPort, f.Protocol)
 	if f.HostIP != "" {
@@ -288,7 +288,7 @@ func forwardOf(p driver.Port) Forward {
 	return Forward{Protocol: protocolOf(p), HostIP: hostIPOf(p), HostPort: p.HostPort, Port: p.Port, Chosen: p.HostPort == 0}
 }
 
-// hostIPOf returns the address that a port is opened on, empty for all IPv4 addresses.
+// hostIPOf returns the host's address for a port, empty for all IPv4 addresses.
 func hostIPOf(p driver.Port) string {
 	if p.HostIP == net.IPv4zero.String() {
 		return ""
@@ -303,35 +303,35 @@ func protocolOf(p driver.Port) string {
 	return "tcp"
 }
 
-// IsSamePort reports whether two ports are the same for the guest, which does not see their
-// names.
+// IsSamePort reports whether two ports are the same except for their names, which the guest does
+// not see.
 func IsSamePort(a, b driver.Port) bool {
 	return a.Port == b.Port && a.HostPort == b.HostPort && hostIPOf(a) == hostIPOf(b) && protocolOf(a) == protocolOf(b)
 }
 
 const (
-	// loopback is an address at which machines are always reached from their host.
+	// loopback is an address at which the host always reaches its machines.
 	loopback = "127.0.0.1"
-	// addressHolds is how long the host's address is cached.
-	addressHolds = 10 * time.Second
+	// addressTTL is how long the host's address is cached.
+	addressTTL = 10 * time.Second
 )
 
-// Address is the IPv4 address by which other hosts most likely know this host: that
-// of its default route.
+// Address is the IPv4 address at which other hosts most likely reach this host: the
+// address of the interface with the default route.
 type Address struct {
-	mu      sync.Mutex
-	text    string
-	renewAt time.Time
+	mu        sync.Mutex
+	text      string
+	expiresAt time.Time
 }
 
-// Current returns the address, which it looks up again after a while.
+// Current returns the address, which it looks up again after addressTTL.
 func (a *Address) Current(now time.Time) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if now.Before(a.renewAt) {
+	if now.Before(a.expiresAt) {
 		return a.text
 	}
-	a.text, a.renewAt = loopback, now.Add(addressHolds)
+	a.text, a.expiresAt = loopback, now.Add(addressTTL)
 	if ip, err := utilnet.ChooseHostInterface(); err == nil && ip.To4() != nil {
 		a.text = ip.String()
 	}

@@ -125,8 +125,8 @@ func TestHostAddress(t *testing.T) {
 	ip := net.ParseIP(first)
 	assert.True(t, ip != nil && ip.To4() != nil, "it is %q, want an IPv4 address", first)
 	a.text = "10.9.8.7"
-	assert.Equal(t, "it was looked up again", a.Current(time.Unix(0, 0).Add(addressHolds-1)), "10.9.8.7")
-	assert.Equal(t, "it was not looked up again", a.Current(time.Unix(0, 0).Add(addressHolds)), first)
+	assert.Equal(t, "it was looked up again", a.Current(time.Unix(0, 0).Add(addressTTL-1)), "10.9.8.7")
+	assert.Equal(t, "it was not looked up again", a.Current(time.Unix(0, 0).Add(addressTTL)), first)
 }
 
 func TestParseHostPorts(t *testing.T) {

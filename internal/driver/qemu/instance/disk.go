@@ -22,8 +22,8 @@ const RootField = "image"
 // VolumeField returns the field that names the image of a volume.
 func VolumeField(i int) string { return fmt.Sprintf("volumes[%d].source.image", i) }
 
-// MakeRoot makes the root disk at a path. A machine whose kernel is booted directly may
-// do without an image, and without a disk.
+// MakeRoot makes the root disk at a path. A machine that boots a kernel directly needs neither
+// an image nor a disk.
 func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested image.Ref) (disks.Disk, error) {
 	isUnnamed := requested.Source.Kind == source.None
 	if isUnnamed && spec.Image.Kernel != nil && spec.RootDiskBytes == 0 {
@@ -40,7 +40,7 @@ func (h *Host) MakeRoot(path string, spec driver.ServerSpec, requested image.Ref
 	return made, containerboot.CheckFields(spec, made.Image.IsContainer())
 }
 
-// WantedRoot returns what the root disk is to be.
+// WantedRoot returns the root disk that a spec asks for.
 func WantedRoot(spec driver.ServerSpec, requested image.Ref) disks.Wanted {
 	return disks.Wanted{ImageField: RootField, SizeField: "resource.rootDisk", Image: requested, Size: spec.RootDiskBytes}
 }
@@ -48,16 +48,16 @@ func WantedRoot(spec driver.ServerSpec, requested image.Ref) disks.Wanted {
 // VolumeFile returns the name of the file of a volume.
 func VolumeFile(name string) string { return "volume-" + name + ".qcow2" }
 
-// WantedVolume returns what a volume is to be.
+// WantedVolume returns the disk that a spec asks for as its volume i.
 func WantedVolume(i int, v driver.Volume) disks.Wanted {
-	wanted := disks.Wanted{ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Size: v.SizeBytes}
+	wanted := disks.Wanted{ImageField: VolumeField(i), SizeField: fmt.Sprintf("volumes[%d].size (%s)", i, v.Name), Size: v.SizeBytes, HasFileSystem: v.MountPath != ""}
 	if v.Image != nil {
 		wanted.Image = disks.RefOf(*v.Image)
 	}
 	return wanted
 }
 
-// maxDisk bounds what a supervisor may claim a disk to have: one that was grown before can have more than is asked for.
+// maxDisk bounds the size in bytes that a supervisor may report for a disk, which may have been grown beyond its spec.
 const maxDisk = 1 << 50
 
 // GrowDisks enlarges the disks of a running QEMU to the sizes of the spec.
@@ -66,7 +66,7 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 	if !found {
 		return nil
 	}
-	err := inst.Calls().callSupervisor(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
+	err := inst.SupervisorCalls().callSupervisor(ctx, "grow", func(ctx context.Context, c *control.Client) (err error) {
 		sizes, err = c.Grow(ctx, sizes)
 		return err
 	})
@@ -84,8 +84,8 @@ func (inst *Instance) GrowDisks(ctx context.Context, spec driver.ServerSpec) err
 	return inst.Host.StateDir.Explain(inst.Save())
 }
 
-// RenameImage records another name of the image that the root disk stands on as soon as a
-// spec has it: what a name stands for may change later.
+// RenameImage records the new name if the spec names the root disk's image by another name. It does
+// so at once, because the name may later stand for another image.
 func (inst *Instance) RenameImage(spec driver.ServerSpec) error {
 	requested := inst.ImageOf(spec)
 	if !inst.KeepsRoot(spec) || inst.Root.Image.Ref == requested || !inst.Host.Images.IsSame(inst.Root.Image, requested) {
@@ -94,7 +94,7 @@ func (inst *Instance) RenameImage(spec driver.ServerSpec) error {
 	inst.Root.Image.Ref = requested
 	err := inst.Save()
 	if spec.Power == driver.PowerOff {
-		return nil // a stop does not need it
+		return nil // a stop must succeed on a full disk, too
 	}
 	return inst.Host.StateDir.Explain(err)
 }

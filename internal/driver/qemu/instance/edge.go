@@ -15,7 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/launch"
 )
 
-// Edge is the machine's end of the network: as the record of its server has it, and as its supervisor reports it.
+// Edge is a machine's gateway to the host's network, which its supervisor runs: as recorded and as reported.
 type Edge struct {
 	host   *Host
 	record *record.Record
@@ -27,10 +27,10 @@ type Edge struct {
 
 // Edge returns the edge of the server's machine.
 func (inst *Instance) Edge() Edge {
-	return Edge{inst.Host, &inst.Record, &inst.edge, inst.Leader, inst.Save, inst.Calls}
+	return Edge{inst.Host, &inst.Record, &inst.edge, inst.Leader, inst.Save, inst.SupervisorCalls}
 }
 
-// config returns what a supervisor is started with.
+// config returns the network configuration that a supervisor is started with.
 func (e Edge) config(uuid string) control.NetworkConfig {
 	return control.NetworkConfig{
 		MAC: launch.MACAddress(uuid), Address: e.record.Address, MTU: control.GuestMTU,
@@ -38,8 +38,8 @@ func (e Edge) config(uuid string) control.NetworkConfig {
 	}
 }
 
-// wanted returns the edge that the machine should have. A record of a version without revisions lacks the egress: until
-// the leader has recorded one, the egress is the one that this process allows.
+// wanted returns the configuration that the edge should have. A record of a version without revisions lacks the egress.
+// Until the leader has recorded an egress, wanted has the egress that this process allows.
 func (e Edge) wanted() control.Wanted {
 	w := control.Wanted{Revision: e.record.NetworkRevision, Ports: hostports.KeysOf(e.record.Forwards), Egress: e.record.Egress}
 	if w.Revision == (control.Revision{}) {
@@ -48,8 +48,8 @@ func (e Edge) wanted() control.Wanted {
 	return w
 }
 
-// allowedEgress returns where this process lets the guest connect to. If the host's resolvers cannot be found, those that
-// are recorded stay.
+// allowedEgress returns the egress that this process allows. If the host's resolvers cannot be found, the recorded
+// resolvers stay.
 func (e Edge) allowedEgress() control.Egress {
 	allowed, err := e.host.findEgress()
 	if err != nil {
@@ -58,10 +58,10 @@ func (e Edge) allowedEgress() control.Egress {
 	return allowed
 }
 
-// hasAllowedEgress reports whether the recorded egress is the one that this process allows.
+// hasAllowedEgress reports whether the recorded egress equals the egress that this process allows.
 func (e Edge) hasAllowedEgress() bool { return e.record.Egress.Equal(e.allowedEgress()) }
 
-// setWanted records the ports and the allowed egress as what the machine should have, and reports whether it had others.
+// setWanted sets the record's ports and egress, and reports whether they have changed.
 func (e Edge) setWanted(forwards []hostports.Forward) (changed bool) {
 	egress := e.allowedEgress()
 	if e.record.NetworkRevision != (control.Revision{}) && slices.Equal(e.record.Forwards, forwards) && e.record.Egress.Equal(egress) {
@@ -71,14 +71,14 @@ func (e Edge) setWanted(forwards []hostports.Forward) (changed bool) {
 	return true
 }
 
-// findEgress returns where guests may connect to. Unless the operator names resolvers, they are the present ones of
-// the host; without any, findEgress returns the rest and an error. A process that only shuts machines down allows nothing.
+// findEgress returns where guests may connect to. Unless the operator names resolvers, guests use the host's resolvers; if
+// these cannot be found, findEgress returns the rest and an error. A process that only shuts machines down allows nothing.
 func (h *Host) findEgress() (allowed control.Egress, err error) {
 	if h.Addresses == nil {
 		return control.Egress{Deny: true}, nil
 	}
 	allowed = h.EgressPolicy
-	allowed.Denied = append(slices.Clone(allowed.Denied), h.Addresses.Range) // for machines that have an address of an earlier range
+	allowed.Denied = append(slices.Clone(allowed.Denied), h.Addresses.Range) // some machines may have addresses of an earlier range
 	if len(allowed.Resolvers) == 0 {
 		allowed.Resolvers, _, err = control.ReadResolvers()
 	}
@@ -87,30 +87,30 @@ func (h *Host) findEgress() (allowed control.Egress, err error) {
 
 // edgeReport is a supervisor's report of its edge.
 type edgeReport struct {
-	isKnown bool // the supervisor has answered
-	wanted  control.Revision
-	ports   []control.Port
+	isKnown bool             // whether the supervisor has answered
+	wanted  control.Revision // of the configuration that the supervisor has received
+	ports   []control.Port   // the host ports that the edge serves
 }
 
-// servesPort reports whether the supervisor says that it serves a host port.
+// servesPort reports whether the edge serves a host port, as the supervisor says.
 func (r edgeReport) servesPort(f hostports.Forward) bool { return slices.Contains(r.ports, f.Key()) }
 
-// NeedsChange reports whether the edge of a machine that runs differs from the record, or the record from the egress that
-// this process allows. The former is not known while the supervisor does not answer.
+// NeedsChange reports whether Converge would change something: NeedsEgress, or a recorded port that the edge does not
+// serve. It ignores ports while the supervisor does not answer.
 func (e Edge) NeedsChange() bool {
-	lacks := func(f hostports.Forward) bool { return !e.report.servesPort(f) }
-	return e.NeedsEgress() || e.report.isKnown && slices.ContainsFunc(e.record.Forwards, lacks)
+	isMissing := func(f hostports.Forward) bool { return !e.report.servesPort(f) }
+	return e.NeedsEgress() || (e.report.isKnown && slices.ContainsFunc(e.record.Forwards, isMissing))
 }
 
-// NeedsEgress is NeedsChange without regard to the sockets of ports.
+// NeedsEgress reports whether the record lacks the allowed egress, or the supervisor lacks the recorded configuration.
 func (e Edge) NeedsEgress() bool {
 	return e.record.NetworkRevision == (control.Revision{}) || !e.hasAllowedEgress() ||
-		e.report.isKnown && e.report.wanted != e.record.NetworkRevision
+		(e.report.isKnown && e.report.wanted != e.record.NetworkRevision)
 }
 
-// ConvergeEgress gives the edge of a machine that runs the egress that this process allows, and the recorded ports. It
-// records them first, since a supervisor starts with the record. If they cannot be recorded, as on a full disk, an egress
-// that only closes something is still sent to the supervisor.
+// ConvergeEgress sends the egress that this process allows, and the recorded ports, to the supervisor of a machine that
+// runs. It records the egress first, since a new supervisor starts with the record. If the record cannot be written, for
+// example on a full disk, it still sends an egress that only forbids more than before.
 func (e Edge) ConvergeEgress(ctx context.Context) (err error) {
 	before := e.record.Egress
 	if e.setWanted(e.record.Forwards) {
@@ -129,9 +129,9 @@ func (e Edge) ConvergeEgress(ctx context.Context) (err error) {
 	}))
 }
 
-// Converge gives the edge of a machine that runs the ports of the spec and the egress that this process allows. It
-// records them first, since a supervisor starts with the record. Ports that stay keep their connections, and a port that
-// cannot be opened does not delay the others.
+// Converge sends the ports of the spec, and the egress that this process allows, to the supervisor of a machine that
+// runs. It records them first, since a new supervisor starts with the record. Ports that do not change keep their
+// connections. If a port cannot be opened, the others are served, and Converge returns an error.
 func (e Edge) Converge(ctx context.Context, spec driver.ServerSpec) error {
 	forwards, sockets, conflict := e.findForwards(ctx, spec)
 	defer sockets.Close()
@@ -146,8 +146,8 @@ func (e Edge) Converge(ctx context.Context, spec driver.ServerSpec) error {
 	return cmp.Or(e.servePorts(ctx, sockets), conflict)
 }
 
-// findForwards returns the host ports of a spec, and the sockets of those that it has opened. If the machine cannot have
-// them, those that it has stay.
+// findForwards returns the host ports of a spec, and the sockets that it has opened for them. If a port conflicts, it
+// returns the machine's present ports and an error.
 func (e Edge) findForwards(ctx context.Context, spec driver.ServerSpec) ([]hostports.Forward, hostports.Sockets, error) {
 	if spec.PowerOnly || HasPortsOf(*e.record, spec) {
 		return e.record.Forwards, nil, nil
@@ -159,8 +159,8 @@ func (e Edge) findForwards(ctx context.Context, spec driver.ServerSpec) ([]hostp
 	return forwards, sockets, nil
 }
 
-// servePorts configures the edge as recorded. It opens the ports that the edge does not serve yet and that are not among
-// sockets.
+// servePorts sends the recorded configuration to the supervisor, with a socket for each port that the edge does not serve
+// yet. It opens the sockets that the caller does not pass.
 func (e Edge) servePorts(ctx context.Context, sockets hostports.Sockets) error {
 	return e.calls().callSupervisor(ctx, "network", func(ctx context.Context, c *control.Client) error {
 		wanted := e.wanted()
@@ -170,7 +170,7 @@ func (e Edge) servePorts(ctx context.Context, sockets hostports.Sockets) error {
 		}
 		given, opened := hostports.Sockets{}, hostports.Sockets{}
 		defer opened.Close()
-		var taken error
+		var conflict error
 		for _, key := range wanted.Ports {
 			switch socket := sockets[key]; {
 			case slices.Contains(served, key):
@@ -180,13 +180,13 @@ func (e Edge) servePorts(ctx context.Context, sockets hostports.Sockets) error {
 				continue
 			}
 			socket, _, err := control.Listen(ctx, key)
-			if err != nil { // the others are served all the same
-				taken = driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
+			if err != nil { // the other ports are still served
+				conflict = driver.WithReason(driver.ReasonPortConflict, driver.Errorf(driver.ErrRetry, "host port %d/%s is not available any more: %w", key.HostPort, key.Protocol, err))
 				continue
 			}
 			opened[key], given[key] = socket, socket
 		}
-		return cmp.Or(c.GiveSockets(ctx, wanted.Revision, given), taken)
+		return cmp.Or(c.GiveSockets(ctx, wanted.Revision, given), conflict)
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervised"
 )
 
-// machineErrors are the kinds and reasons of the contract for failures of a machine.
+// machineErrors maps errors of package machine to kinds and reasons of package driver.
 var machineErrors = []struct {
 	from, kind error
 	reason     string
@@ -40,8 +40,8 @@ var machineErrors = []struct {
 	{failure.ErrUnreachable, driver.ErrRetry, ""},
 }
 
-// ContractError gives an error of package machine its kind and reason in the contract. It
-// keeps the text, but names the field of a shortage, and returns any other error as it is.
+// ContractError gives an error of package machine a kind and a reason of package driver. It
+// names the field of the spec in a shortage of memory, and returns other errors unchanged.
 func ContractError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
 		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: needed %s and %s for QEMU and its supervisor, available %s %s, of which %s are promised to other machines",
@@ -63,12 +63,12 @@ func ContractError(err error) error {
 	return err
 }
 
-// brokenError says what of a server cannot be read, which is most often its record. Its
-// owner and its parts are unknown then, so no process changes it until it is repaired.
+// brokenError says which file of a server cannot be read, most often its record. The server's
+// cluster is unknown then, so that no process changes the server until the file is repaired.
 type brokenError struct{ error }
 
-// wrapBroken makes an error the error of one server, so that the others can still be seen.
-// Where the process has run out of descriptors, the error is not the server's.
+// wrapBroken makes an error a brokenError of one server, so that the other servers can still be
+// listed. A shortage of file descriptors is not a fault of the server: it becomes ErrUnavailable.
 func wrapBroken(repair string, err error) error {
 	switch {
 	case err == nil:
@@ -79,14 +79,14 @@ func wrapBroken(repair string, err error) error {
 	return brokenError{fmt.Errorf("%s: %w", repair, err)}
 }
 
-// IsBroken reports whether an error says that something of one server cannot be read.
+// IsBroken reports whether an error says that a file of one server cannot be read.
 func IsBroken(err error) bool {
 	_, broken := errors.AsType[brokenError](err)
 	return broken
 }
 
-// ClassifyReadError says whether a record that could not be read is gone, may be read
-// later, or needs a repair. Removing a server helps only if its record is gone.
+// ClassifyReadError returns fs.ErrNotExist for a server that is gone, otherwise ErrUnavailable
+// or a brokenError. It proposes to remove the server only if just the record is missing.
 func ClassifyReadError(inst *Instance, err error) error {
 	if inst.IsGone() {
 		return fs.ErrNotExist
@@ -98,8 +98,8 @@ func ClassifyReadError(inst *Instance, err error) error {
 	return wrapBroken(repair, err)
 }
 
-// ClassifyObserveError classifies the error of a failed observation: fs.ErrNotExist stays as
-// it is, the error of a broken server is ErrRetry, any other is ErrUnavailable.
+// ClassifyObserveError gives the error of Observe a kind: fs.ErrNotExist stays unchanged, a
+// brokenError becomes ErrRetry, and any other error becomes ErrUnavailable.
 func ClassifyObserveError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -74,7 +74,7 @@ func newFuzzHost(f *testing.F) *fuzzHost {
 		ClusterID: "cluster-1", Dir: filepath.Join(h.root, "engine"), ImageDirs: []string{h.images}, Accel: machine.AccelTCG, Binary: fakeQEMU(f, h.root),
 	})
 	assert.NoError(f, err)
-	h.OpenPort = func(_ context.Context, forward hostports.Forward) (*os.File, int32, error) {
+	h.Host.OpenPort = func(_ context.Context, forward hostports.Forward) (*os.File, int32, error) {
 		return nil, max(forward.HostPort, 1024), nil
 	}
 	h.outside = h.filesOutside(f)
@@ -187,7 +187,7 @@ func (h *fuzzHost) prepare(t *testing.T, spec driver.ServerSpec, files *launch.F
 	if _, err := h.Ensure(t.Context(), spec); err != nil {
 		return launch.MachineConfig{}, err
 	}
-	inst, err := h.InstanceOf(spec.UID).Load()
+	inst, err := h.Host.InstanceOf(spec.UID).Load()
 	assert.NoError(t, err)
 	return instance.PrepareRun(t.Context(), inst, spec, files)
 }
@@ -199,7 +199,7 @@ func (h *fuzzHost) checkFiles(t *testing.T, uid types.UID, args []string) {
 	assert.True(t, !strings.Contains(strings.Join(args, "\x00"), secret), "the command line has a secret: %q", args)
 	now := h.filesOutside(t)
 	assert.True(t, slices.Equal(now, h.outside), "outside of its folder there are %q, and there were %q", now, h.outside)
-	record, err := os.ReadFile(h.InstanceOf(uid).Machine.File(instance.RecordFile))
+	record, err := os.ReadFile(h.Host.InstanceOf(uid).Machine.File(instance.RecordFile))
 	assert.True(t, err == nil && !bytes.Contains(record, []byte(secret)), "the record has a secret, or cannot be read: %v: %s", err, record)
 }
 

@@ -74,34 +74,34 @@ type Host struct {
 	Disks         *disks.Store
 	address       hostports.Address
 	OpenPort      hostports.Opener
-	// Addresses gives machines their own, in the range of the network.
+	// Addresses assigns an address in the range of the network to each machine.
 	Addresses *addresses.Pool
-	// EgressPolicy is where guests may connect to. Without resolvers those of this host are asked.
+	// EgressPolicy says where guests may connect to. Without resolvers in it, guests use the host's resolvers.
 	EgressPolicy control.Egress
 	// starts bounds how often supervisors and the broker are started.
 	starts *proc.Starts
 	// Broker connects machines to each other.
 	Broker broker.Place
-	// InstallSupervisor installs the program that follows each QEMU; nil for a host on which none is started.
+	// InstallSupervisor installs the program that controls a QEMU. It is nil in processes that start no machines.
 	InstallSupervisor func() (*installation.Program, error)
-	installing        sync.Mutex
+	installMu         sync.Mutex
 	installed         *installation.Program
-	installFailed     error // until installAgain, when it is tried again
-	installAgain      time.Time
-	// LogBound bounds each log of a machine, and OutputBound each stream of output of a container image's command.
+	installError      error // the error of the last try
+	nextInstall       time.Time
+	// LogBound bounds each log of a machine, in bytes. OutputBound bounds stdout and stderr of a container image's command.
 	LogBound, OutputBound int64
 	// GuestDir is the folder of the kernel that boots container images.
 	GuestDir string
 	Memory   memory.Reservations
-	// ReservedOf returns how much of the total memory is reserved.
+	// ReservedOf returns how much of the host's total memory machines may not use.
 	ReservedOf func(total int64) int64
 	FindGroups func() (cgroup.Folder, error)
 	// FindGroupMemory finds the memory that control groups leave to Drover.
 	FindGroupMemory func() (group string, free int64, err error)
 }
 
-// NewHost returns the host of the instances in a folder. To start any of them it needs
-// images, disks, choose and reserve too.
+// NewHost returns the host of the instances in a folder. A caller that starts instances has to set
+// the remaining exported fields, for example Images and Disks.
 func NewHost(c Options, dir *statedir.Dir) *Host {
 	program := &machine.Program{Name: c.Binary, Users: c.Users, Log: c.Log}
 	h := &Host{
@@ -118,8 +118,8 @@ func NewHost(c Options, dir *statedir.Dir) *Host {
 	return h
 }
 
-// InstanceAt returns the server whose directory is at a path. The name of the directory
-// begins with the UID. Nothing else of the server is known yet.
+// InstanceAt returns the server whose directory is at a path, without its record. The name of the
+// directory begins with the UID.
 func (h *Host) InstanceAt(path string) *Instance {
 	uid := record.UIDOf(path)
 	return &Instance{
@@ -171,14 +171,14 @@ func (h *Host) RetainedPath(uid types.UID, id string) string {
 	return h.StateDir.Path(RetainedDir, string(uid)+"."+id)
 }
 
-// Notify notifies all watchers, in every process, that servers have changed. For a server
-// that does not exist, or was removed meanwhile, it leaves no notification file behind.
+// Notify notifies all watchers, in every process, that servers have changed. It writes a
+// notification file for each server, and leaves no file for a server that does not exist.
 func (h *Host) Notify(uids ...types.UID) {
 	for _, uid := range uids {
 		if err := h.StateDir.ReplaceVolatile(h.notificationFile(uid), nil); err != nil {
 			h.Log.V(1).Info("Notification could not be written", "uid", uid, "cause", err.Error())
 		}
-		if h.InstanceOf(uid).IsGone() { // removed meanwhile
+		if h.InstanceOf(uid).IsGone() {
 			h.RemoveNotification(uid)
 		}
 	}
@@ -192,36 +192,36 @@ func (h *Host) notificationFile(uid types.UID) string {
 // RemoveNotification removes the notification file of a server that is gone.
 func (h *Host) RemoveNotification(uid types.UID) { _ = os.Remove(h.notificationFile(uid)) }
 
-// installEvery is how often it is tried to install a program that could not be.
+// installEvery is the time between two tries to install the supervisor's program.
 const installEvery = 5 * time.Second
 
-// FindSupervisor returns the program that follows each QEMU. It is installed at first.
+// FindSupervisor returns the program that controls a QEMU. The first call installs it.
 func (h *Host) FindSupervisor() (*installation.Program, error) {
-	h.installing.Lock()
-	defer h.installing.Unlock()
+	h.installMu.Lock()
+	defer h.installMu.Unlock()
 	if h.InstallSupervisor == nil {
-		return nil, errors.New("none is started here")
+		return nil, errors.New("this process does not start supervisors")
 	}
-	if now := h.Clock.Now(); h.installed == nil && !now.Before(h.installAgain) {
-		h.installed, h.installFailed = h.InstallSupervisor()
-		h.installAgain = now.Add(installEvery)
+	if now := h.Clock.Now(); h.installed == nil && !now.Before(h.nextInstall) {
+		h.installed, h.installError = h.InstallSupervisor()
+		h.nextInstall = now.Add(installEvery)
 	}
-	return h.installed, h.installFailed
+	return h.installed, h.installError
 }
 
-// Platform is the part of a machine that no spec names.
+// Platform is the part of a machine that the host determines, not the spec.
 type Platform struct {
 	MachineType, Accelerator string
 }
 
-// FindPlatform finds what a run is made on. A server keeps the machine type that it has.
+// FindPlatform finds the platform for a run. It keeps a machineType that the server has already.
 func (h *Host) FindPlatform(ctx context.Context, machineType string) (Platform, error) {
 	machineType, err := h.Program.MachineType(ctx, machineType)
 	if err != nil {
 		return Platform{}, ContractError(err)
 	}
 	accel, err := h.Accelerator.Choose(ctx)
-	if !errors.Is(err, ctx.Err()) { // else there is no error, or only that of ctx
+	if !errors.Is(err, ctx.Err()) { // an error of the host, not of the caller's context
 		err = ContractError(h.StateDir.Explain(err))
 	}
 	return Platform{machineType, accel}, err
@@ -235,25 +235,25 @@ func DemandOf(s *Instance, spec driver.ServerSpec, accel string) memory.Demand {
 	}
 }
 
-// FindRoom returns what reservations check against: what is left of the host's memory
-// besides the reserve, or of the control group that Drover and its machines are in.
-// Machines of other clusters and released ones count like any other. A machine whose use
-// cannot be read, as of another user, counts as if it used nothing yet.
+// FindRoom returns the memory for new machines: the host's available memory without the
+// reserve, or what the control group of Drover and its machines leaves, whichever is less.
+// It counts released machines and machines of other clusters too. A machine whose use
+// cannot be read, for example another user's, counts as if it used nothing yet.
 func (h *Host) FindRoom() (memory.Room, error) {
-	host, err := proc.ReadFigures("/proc/meminfo")
+	host, err := proc.ReadStats("/proc/meminfo")
 	if err != nil {
 		return memory.Room{}, err
 	}
-	kept := h.ReservedOf(host["MemTotal"])
-	have := memory.Room{Available: host["MemAvailable"] - kept, Reserve: kept, Where: fmt.Sprintf("on the host (besides %s that --qemu-reserve-memory keeps)", kit.FormatMegabytes(kept))}
-	if group, free, err := h.FindGroupMemory(); err == nil && free < have.Available {
-		have.Available, have.Reserve, have.Where = free, 0, "below the memory limit of "+group
+	reserve := h.ReservedOf(host["MemTotal"])
+	room := memory.Room{Available: host["MemAvailable"] - reserve, Reserve: reserve, Where: fmt.Sprintf("on the host (besides %s that --qemu-reserve-memory keeps)", kit.FormatMegabytes(reserve))}
+	if group, free, err := h.FindGroupMemory(); err == nil && free < room.Available {
+		room.Available, room.Reserve, room.Where = free, 0, "below the memory limit of "+group
 	}
-	have.Promised, err = h.PromisedMemory()
-	return have, err
+	room.Promised, err = h.PromisedMemory()
+	return room, err
 }
 
-// PromisedMemory returns, by server, what running machines were promised and do not use yet.
+// PromisedMemory returns, by server ID, how much memory running machines may still come to use.
 func (h *Host) PromisedMemory() (map[string]int64, error) {
 	instances, err := h.AllInstances()
 	promised := map[string]int64{}
@@ -265,54 +265,54 @@ func (h *Host) PromisedMemory() (map[string]int64, error) {
 		if err != nil {
 			continue
 		}
-		used, _ := proc.ReadUsage(inst.Machine.PID()) // nothing where it fails
+		used, _ := proc.ReadUsage(inst.Machine.PID()) // zero if it fails
 		promised[r.ID] = max(0, r.Settings.MemoryBytes+memory.OverheadOf(r.Accelerator)-used.MemoryBytes-inst.Supervisor().MemoryBytes())
 	}
 	return promised, err
 }
 
-// RemoveGroup removes the control group of a run that is over. If that fails, the remaining
-// group limits no process.
+// RemoveGroup removes the control group of a run that is over. It only logs an error, since the
+// group is empty.
 func (h *Host) RemoveGroup(ctx context.Context, group string) {
 	if err := cgroup.Remove(ctx, group); err != nil {
 		h.Log.Info("Control group could not be removed", "group", group, "cause", err.Error())
 	}
 }
 
-// KillStrays ends QEMUs of a UID that do not hold its run lock: one that has not quite ended,
-// or that lost its directory or the lock in it, as by restoring a backup. The caller knows that
-// no QEMU holds the lock.
+// KillStrays kills QEMU processes of a UID that do not hold its run lock: one that is just ending,
+// or one whose directory or lock file was removed or replaced, for example by restoring a backup.
+// The caller knows that no QEMU holds the lock.
 func (h *Host) KillStrays(ctx context.Context, uid types.UID) error {
-	lost, err := h.lostMachine(uid)
+	m, err := h.machineOf(uid)
 	if err != nil {
 		return err
 	}
-	return lost.KillStrays(ctx, func(pid int) (onKilled func()) {
+	return m.KillStrays(ctx, func(pid int) (onKilled func()) {
 		h.Log.Info("Killing a QEMU that does not hold its run lock", "uid", uid, "pid", pid)
 		group := cgroup.GroupOf(pid, string(uid))
 		return func() { h.RemoveGroup(ctx, group) }
 	})
 }
 
-// EndOthers is KillStrays before a start, which a QEMU of the UID in another folder prevents. That
-// may be another engine's, so it is not ended.
+// EndOthers calls KillStrays before a start. It fails if a QEMU of the UID runs in another folder:
+// that QEMU may belong to another engine, so EndOthers does not end it.
 func (h *Host) EndOthers(ctx context.Context, uid types.UID) error {
 	if err := h.KillStrays(ctx, uid); err != nil {
 		return err
 	}
-	lost, err := h.lostMachine(uid)
+	m, err := h.machineOf(uid)
 	if err != nil {
 		return err
 	}
-	if pid, dir := lost.FindElsewhere(); pid != 0 {
-		return driver.Errorf(driver.ErrRetry, "a QEMU of this UID runs in the folder %s, process %d: a second one would be its double; end that process, or put that folder back in the place of %s", dir, pid, lost.Path)
+	if pid, dir := m.FindElsewhere(); pid != 0 {
+		return driver.Errorf(driver.ErrRetry, "a QEMU of this UID runs in the folder %s, process %d: a second one would be its double; end that process, or put that folder back in the place of %s", dir, pid, m.Path)
 	}
 	return nil
 }
 
-// lostMachine returns the machine of a UID whose folder may be missing.
-func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
-	// The kernel reports a path without symbolic links.
+// machineOf returns the machine of a UID, whose folder may be missing.
+func (h *Host) machineOf(uid types.UID) (machine.Machine, error) {
+	// The path is compared with paths from the kernel, which are without symbolic links.
 	vms, err := filepath.EvalSymlinks(h.StateDir.Path(VMsDir))
 	if err != nil {
 		return machine.Machine{}, h.StateDir.Explain(err)
@@ -320,8 +320,8 @@ func (h *Host) lostMachine(uid types.UID) (machine.Machine, error) {
 	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
 }
 
-// ForgetMissing removes what is remembered of servers that a complete list did not find,
-// whichever process removed them.
+// ForgetMissing drops the cached exits of servers that a complete list did not find. Another process
+// may have removed these servers.
 func (h *Host) ForgetMissing(found []*Instance) {
 	exists := map[types.UID]bool{}
 	for _, inst := range found {

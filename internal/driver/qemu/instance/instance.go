@@ -3,12 +3,11 @@
 
 // Package instance is one server of the qemu driver: its directory, its machine and its record.
 //
-// Start with Instance in instance.go, and with Host (host.go), which instances share.
-// Package record has the stored state of a server, exits how its runs ended, and containerboot what
-// a machine of a container image gets. observe.go finds its state; start.go, stop.go, disk.go and
-// edge.go change it, by the calls of its supervisor (calls.go); supervise.go sees to it that there
-// is one. The callers of methods that change
-// a server hold its lock.
+// Start with Instance in instance.go, and with Host (host.go), which all instances share. observe.go
+// reads a server's state. start.go, stop.go, disk.go and edge.go change a server through its
+// supervisor (calls.go), the process that controls its QEMU; supervise.go keeps a supervisor
+// running. Packages record, exits and containerboot have the stored state of a server, the ends of its
+// runs, and the boot of container images. Callers of methods that change a server hold its lock.
 package instance
 
 import (
@@ -25,21 +24,22 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// Names in a server's directory, beside those of its machine.
+// Names in a server's directory, in addition to the files of package machine.
 const (
 	RecordFile   = "server.json"
 	RootDiskFile = "root.qcow2"
 )
 
-// maxFileSize is more than a record or an exit has: objects in etcd are smaller.
+// maxFileSize is above the size of any record, since specs are from objects in etcd, which are smaller.
 const maxFileSize = 4 << 20
 
-// Instance is one server: its directory and machine, its record, and the observation of
-// it.
+// Instance is one server: its directory and machine, its record, and the observed state of its
+// machine.
 type Instance struct {
 	Machine machine.Machine
 	record.Record
@@ -50,19 +50,19 @@ type Instance struct {
 	Leader uint64
 	// Exit is how the last run ended; nil during a run and before the first.
 	Exit *driver.Exit
-	// Broken says what of the server cannot be read. Without its record, only its UID and
-	// whether it is on are known.
+	// Broken says which file of the server cannot be read. If it is the record, only the UID and
+	// the field On are known.
 	Broken error
 }
 
-// IsGone reports whether there is no directory for sure.
+// IsGone reports whether the directory certainly does not exist.
 func (inst *Instance) IsGone() bool {
 	_, err := os.Lstat(inst.Machine.Path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// Load returns the server with its record as it is now. Its error is fs.ErrNotExist only
-// where there is no directory: a server that cannot be read is not gone.
+// Load returns the server with its present record. It returns fs.ErrNotExist only if the
+// directory does not exist: a server that cannot be read is not gone.
 func (inst *Instance) Load() (*Instance, error) {
 	s := inst.Host.InstanceAt(inst.Machine.Path)
 	s.Leader = inst.Leader
@@ -88,7 +88,7 @@ func (inst *Instance) Load() (*Instance, error) {
 	return s, nil
 }
 
-// Save replaces the record.
+// Save writes the record to the server's directory.
 func (inst *Instance) Save() error {
 	content, err := json.MarshalIndent(inst.Record, "", "  ")
 	if err != nil {
@@ -97,7 +97,7 @@ func (inst *Instance) Save() error {
 	return inst.Host.StateDir.Replace(inst.Machine.File(RecordFile), append(content, '\n'))
 }
 
-// IsAlive reports whether a guest runs, or could continue.
+// IsAlive reports whether the guest runs, is paused or is about to be started.
 func (inst *Instance) IsAlive() bool {
 	return inst.On && (inst.Phase == record.PhaseStarting || inst.Exit == nil)
 }
@@ -107,8 +107,8 @@ func (inst *Instance) IsPaused() bool {
 	return inst.RunState == machine.StatusPaused || inst.RunState == machine.StatusPrelaunch || inst.RunState == machine.StatusIOError
 }
 
-// stateOf returns the state of a server with a record. isAlive says whether its guest runs or could continue, isPaused
-// whether it waits to be resumed, and hasAnswered whether its QEMU has.
+// stateOf returns the state of a server. isAlive and isPaused are the results of IsAlive and IsPaused, and hasAnswered
+// says whether its QEMU has answered.
 func stateOf(isAlive, isPaused, hasAnswered bool, r record.Record) driver.State {
 	switch {
 	case !isAlive:
@@ -116,7 +116,7 @@ func stateOf(isAlive, isPaused, hasAnswered bool, r record.Record) driver.State 
 	case r.Phase == record.PhaseStarting && !hasAnswered:
 		return driver.StateStarting
 	case r.Phase == record.PhaseStarting:
-		return driver.StatePaused // QEMU is up, and a start continues only in a call
+		return driver.StatePaused // QEMU is up, and the next call of Ensure resumes the guest
 	case r.Phase == record.PhaseOn && r.Stop != nil:
 		return driver.StateStopping
 	case isPaused:
@@ -133,10 +133,12 @@ func (inst *Instance) Report() driver.Server {
 		Applied: driver.Resources{RootDiskBytes: inst.Root.Size}, ImageID: inst.Root.Image.Digest(),
 	}
 	if inst.IsAlive() {
-		inst.describeRun(&out)
+		if inst.describeRun(&out); out.State == driver.StateRunning {
+			out.NotReady, out.UnpublishedPorts = inst.health.Explain(), unpublishedPorts(inst.Record)
+		}
 		return out
 	}
-	// A run whose start was interrupted before QEMU ran did not begin: if it counted, the next
+	// A start that was interrupted before QEMU ran does not count as a run. Otherwise the next
 	// start would look like a restart.
 	if inst.Phase == record.PhaseStarting {
 		out.StartedAt = time.Time{}
@@ -150,12 +152,12 @@ func (inst *Instance) Report() driver.Server {
 	return out
 }
 
-// describeRun adds the fields that only a server has which is on: CPUs and memory, since the next start takes the sizes
-// that the spec has then, and addresses. The first is the address of the machine, where other machines reach it; the
-// addresses of the host lead to its ports.
+// describeRun adds the fields of a server that is on: CPUs and memory, which the next start may change, addresses and
+// ports. The first address is the machine's, at which other machines reach it. The other addresses are the host's, and
+// lead to the machine's ports.
 func (inst *Instance) describeRun(out *driver.Server) {
 	out.Applied.CPUMilli, out.Applied.MemoryBytes = inst.Settings.CPUMilli, inst.Settings.MemoryBytes
-	out.Note, out.Accelerator = inst.CPUNote, inst.Accelerator
+	out.Note, out.Accelerator, out.IsBooting = inst.CPUNote, inst.Accelerator, inst.isBooting
 	if inst.Phase == record.PhaseOn {
 		out.Confinement = inst.Host.describeConfinement(inst.Machine)
 	}
@@ -169,15 +171,15 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	case out.State == driver.StateStopping:
 		out.Progress = "waiting for the guest to power off"
 	}
-	if inst.Address.IsValid() { // one of a version without networks has none
+	if inst.Address.IsValid() { // not in the record of a version without networks
 		out.Addresses = append(out.Addresses, inst.Address.Addr().String())
 	}
 	edge := inst.Edge()
-	needs := edge.NeedsChange
+	needsEnsure := edge.NeedsChange
 	if inst.Stop != nil {
-		needs = edge.NeedsEgress // a guest may take any time to stop
+		needsEnsure = edge.NeedsEgress // even during a stop, since a guest may take any time to stop
 	}
-	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge.isKnown && needs()
+	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge.isKnown && needsEnsure()
 	for _, f := range inst.Forwards {
 		if !inst.edge.servesPort(f) {
 			continue
@@ -193,7 +195,19 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	}
 }
 
-// describeConfinement returns how a machine that runs is confined; nil while that cannot be read.
+// unpublishedPorts returns the ports that only the image declares.
+func unpublishedPorts(r record.Record) []string {
+	if r.Guest == nil {
+		return nil
+	}
+	var published []driver.Port
+	for _, f := range r.Forwards {
+		published = append(published, driver.Port{Protocol: f.Protocol, Port: f.Port})
+	}
+	return kit.UnpublishedPorts(r.Guest.ExposedPorts, published)
+}
+
+// describeConfinement returns how a machine that runs is confined, or nil if its confinement cannot be read.
 func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
 	c, err := m.FindConfinement()
 	switch {
@@ -207,14 +221,14 @@ func (h *Host) describeConfinement(m machine.Machine) *driver.Confinement {
 	return &driver.Confinement{Reason: driver.ReasonConfined, Message: c.Describe()}
 }
 
-// MoveToRetained frees the UID of a server that was marked. Its QEMU runs on in the
-// directory, wherever that is, and meets no other machines any more. When it returns, a power cut does not take the release back:
-// the server would be an orphan.
+// MoveToRetained moves the directory of a server that is marked as released, so that its UID is
+// free. Its QEMU keeps running in the moved directory, without a network to other machines. After
+// MoveToRetained a power cut cannot undo the release, which would make the server an orphan.
 func (inst *Instance) MoveToRetained(ctx context.Context) error {
 	if err := inst.Host.Broker.Remove(ctx, string(inst.UID)); err != nil {
-		return driver.Errorf(driver.ErrRetry, "parting the released server %s from other machines: %w", inst.UID, err)
+		return driver.Errorf(driver.ErrRetry, "disconnecting the released server %s from other machines: %w", inst.UID, err)
 	}
-	// A search for the images in use must not miss it during the move.
+	// A search for the images in use must not miss this server during the move.
 	release, err := inst.Host.Images.Hold()
 	if err != nil {
 		return err
@@ -226,7 +240,7 @@ func (inst *Instance) MoveToRetained(ctx context.Context) error {
 		err = dir.Sync(filepath.Dir(inst.Machine.Path))
 	}
 	if err != nil {
-		return fmt.Errorf("putting the released server %s aside: %w", inst.UID, err)
+		return fmt.Errorf("moving the directory of the released server %s: %w", inst.UID, err)
 	}
 	inst.Host.Notify(inst.UID)
 	return nil

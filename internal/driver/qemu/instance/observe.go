@@ -17,22 +17,22 @@ import (
 )
 
 const (
-	// ListQueryWithin bounds the query of one supervisor among many, so that those which do not
-	// answer do not delay the report of the others. One whose QEMU is silent says so after a second.
+	// ListQueryWithin bounds a query of one supervisor while a list waits for all of them. A supervisor
+	// whose QEMU does not answer reports that after a second.
 	ListQueryWithin = 3 * time.Second / 2
-	// GoneWithin is how long a QEMU that closed the connection may take to be gone.
+	// GoneWithin is how long a QEMU that closed the connection may take to exit.
 	GoneWithin = 500 * time.Millisecond
 )
 
-// Observe observes a server. It records an exit that it finds and that is not recorded
-// yet. It fails where there is no server, where ctx is done or the process cannot open
-// any file. It fails with a brokenError where something of the server cannot be read, and
-// then still returns what is known.
+// Observe returns a server with its record, its state, and its exit if its run has ended. It
+// records an exit that is not recorded yet. It fails if the server does not exist, ctx is done,
+// or the process has run out of file descriptors. If a file of the server cannot be read, it
+// returns a brokenError and the server with the fields that are known.
 func (inst *Instance) Observe(ctx context.Context) (*Instance, error) {
 	return inst.ObserveWithin(ctx, machine.CommandWithin)
 }
 
-// ObserveWithin is Observe with a limit on the wait for QEMU's answer.
+// ObserveWithin does the same as Observe, with a limit on the wait for the supervisor's answer.
 func (inst *Instance) ObserveWithin(ctx context.Context, within time.Duration) (s *Instance, err error) {
 	defer func() {
 		if IsBroken(err) {
@@ -50,13 +50,14 @@ func (inst *Instance) ObserveWithin(ctx context.Context, within time.Duration) (
 	if err != nil {
 		return s, err
 	}
-	if s.observed, err = s.Calls().observeQEMU(ctx, within); err != nil {
+	if s.observed, err = s.SupervisorCalls().observeQEMU(ctx, within); err != nil {
 		return s, err
 	}
+	s.isBooting = isBooting(s)
 	if err := s.observeExit(ctx); err != nil || s.On {
 		return s, err
 	}
-	// A server that was removed meanwhile leaves nothing, not even how it ended.
+	// If another process has removed the server, the exit that was just recorded has to go too.
 	_, err = os.Lstat(inst.Machine.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		inst.Host.Exits.RemoveAll(s.UID, "")
@@ -65,14 +66,23 @@ func (inst *Instance) ObserveWithin(ctx context.Context, within time.Duration) (
 	return s, wrapBroken("repair "+inst.Machine.Path, err)
 }
 
-// observeExit finds how the run ended. It continues with an exit that cannot be recorded:
+// isBooting reports whether the guest of a container image runs, and has not reported the start of its command.
+func isBooting(inst *Instance) bool {
+	if inst.Phase != record.PhaseOn || !inst.On || inst.Guest == nil {
+		return false
+	}
+	hasStarted, err := inst.ExitRecord().HasStarted()
+	return err == nil && !hasStarted
+}
+
+// observeExit finds how the run ended, and records it. It ignores an error of the recording, since
 // a full disk must not prevent a server from being observed or removed.
 func (inst *Instance) observeExit(ctx context.Context) error {
 	if inst.Phase != record.PhaseOn {
-		return nil // no guest was resumed: the previous run's exit is not this one's
+		return nil // this run has not begun, and the recorded exit is the previous run's
 	}
 	if inst.Retained {
-		return nil // no caller asks for it, and nothing would remove the record of it
+		return nil // no caller asks for the exit, and nothing would ever remove its record
 	}
 	exit, ok := exits.OfState(inst.RunState)
 	if inst.On && !ok {
@@ -80,7 +90,7 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	}
 	if !inst.On {
 		exit = driver.Exit{Code: exits.CodeKilled, Reason: exits.ReasonKilled}
-		if err := inst.Supervisor().End(ctx); err != nil { // which may know more
+		if err := inst.Supervisor().End(ctx); err != nil { // the supervisor may record a better reason as it ends
 			return wrapBroken("repair "+inst.Machine.Path, err)
 		}
 	}
@@ -91,11 +101,11 @@ func (inst *Instance) observeExit(ctx context.Context) error {
 	}
 	switch inst.Exit = known; {
 	case known != nil:
-	case inst.On: // its supervisor is about to record how, and to make QEMU quit
+	case inst.On: // the supervisor is about to record the exit, and to make QEMU quit
 		inst.Exit = &exit
 	default:
 		exit.At = inst.Host.Clock.Now()
-		exit, _ = run.RecordExit(exit) // which logs why it could not
+		exit, _ = run.RecordExit(exit) // logs its error
 		inst.Exit = &exit
 	}
 	if inst.Guest == nil {

@@ -16,7 +16,7 @@ import (
 // connectEvery is the interval between two tries to connect a machine to the broker.
 const connectEvery = time.Second
 
-// connectPeers lets a machine meet others until ctx ends, as long as it is not released.
+// connectPeers keeps a machine connected to other machines, through the broker, until ctx ends or the server is released.
 func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 	for last := ""; ctx.Err() == nil; f.waitFor(ctx, connectEvery) {
 		now, err := f.inst.Load()
@@ -27,7 +27,7 @@ func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 		err = f.inst.Host.Broker.Connect(ctx, peer, func(ctx context.Context, calls, accepts *os.File) error { return f.joinLink(ctx, c, calls, accepts) })
 		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
-			f.inst.Host.Log.V(1).Info("Machine does not meet others", "uid", f.inst.UID, "cause", last)
+			f.inst.Host.Log.V(1).Info("Machine is not connected to other machines", "uid", f.inst.UID, "cause", last)
 		}
 	}
 }
@@ -35,8 +35,8 @@ func (f *follower) connectPeers(ctx context.Context, c *control.Client) {
 // errReleased means that the machine does not belong to a server any more.
 var errReleased = errors.New("the machine was released")
 
-// joinLink gives the supervisor a link to the broker, which has the machine as a member by now. Who releases the machine
-// later ends the link, but who did so since connectPeers has looked may have found no member.
+// joinLink passes a link to the broker on to the supervisor. It first checks again that the server is not released: a
+// release ends the link of a member of the broker, but the machine has become a member only now.
 func (f *follower) joinLink(ctx context.Context, c *control.Client, calls, accepts *os.File) error {
 	if now, err := f.inst.Load(); err != nil || now.Retained {
 		return errors.Join(errReleased, err)

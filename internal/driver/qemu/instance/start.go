@@ -27,17 +27,17 @@ import (
 	"cloudnative.tw/drover/internal/machine/output"
 )
 
-// StartRun begins a run. It records what it is about to do, starts QEMU with the guest still
-// halted, and then resumes the guest.
+// StartRun begins a run. It records the run, starts QEMU with the guest still halted, and then
+// resumes the guest.
 func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) error {
 	if _, err := inst.Host.FindSupervisor(); err != nil {
 		return inst.Host.StateDir.Explain(err)
 	}
-	on, err := inst.Host.FindPlatform(ctx, inst.MachineType)
+	platform, err := inst.Host.FindPlatform(ctx, inst.MachineType)
 	if err != nil {
 		return err
 	}
-	release, err := inst.Host.Memory.Take(inst.ID, DemandOf(inst, spec, on.Accelerator), inst.Host.FindRoom)
+	release, err := inst.Host.Memory.Take(inst.ID, DemandOf(inst, spec, platform.Accelerator), inst.Host.FindRoom)
 	if err != nil {
 		return ContractError(err)
 	}
@@ -45,7 +45,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	s := &start{inst: inst, host: inst.Host, spec: spec, files: &launch.Files{}}
 	defer s.files.Close()
 	defer func() { s.sockets.Close() }()
-	if err := s.prepareRun(ctx, on); err != nil {
+	if err := s.prepareRun(ctx, platform); err != nil {
 		return err
 	}
 	before := inst.Record
@@ -54,7 +54,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 		return ContractError(err)
 	}
 	defer func() { _ = runLock.Close() }()
-	if err := inst.Supervisor().End(ctx); err != nil { // that of the last run
+	if err := inst.Supervisor().End(ctx); err != nil { // the last run's supervisor
 		return err
 	}
 	if err := s.openOutput(); err != nil {
@@ -70,7 +70,7 @@ func (inst *Instance) StartRun(ctx context.Context, spec driver.ServerSpec) erro
 	return s.finishStart(ctx)
 }
 
-// FinishStart resumes the guest of a QEMU that is up, whichever process started it.
+// FinishStart resumes the guest of a QEMU that is up. Another process may have started that QEMU.
 func (inst *Instance) FinishStart(ctx context.Context, spec driver.ServerSpec) error {
 	return (&start{inst: inst, host: inst.Host, spec: spec}).finishStart(ctx)
 }
@@ -80,17 +80,17 @@ type start struct {
 	inst *Instance
 	host *Host
 	spec driver.ServerSpec
-	// machine is the machine that is to run, and files are the files that QEMU is to get.
+	// machine is the machine to run, and files are the open files that QEMU inherits.
 	machine launch.MachineConfig
 	files   *launch.Files
-	// forwards are the host ports of the run, and sockets those that were opened for it.
+	// forwards are the host ports of the run. sockets are the sockets of the ports that are newly opened.
 	forwards []hostports.Forward
 	sockets  hostports.Sockets
 	// guest is for a run of a container image.
 	guest record.Guest
 }
 
-// prepareRun gathers what the run needs, and opens the files that QEMU is to get.
+// prepareRun makes missing disks, chooses the address and the host ports, and opens the files that QEMU inherits.
 func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	release, err := s.host.Images.Hold()
 	if err != nil {
@@ -100,9 +100,6 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	s.machine = launch.MachineConfig{
 		UUID: string(s.inst.UID), ID: s.inst.ID, Type: platform.MachineType, Accel: platform.Accelerator,
 		CPUs: wholeCPUs(s.spec.CPUMilli), MemoryBytes: s.spec.MemoryBytes,
-	}
-	if s.machine.Volumes, err = s.prepareVolumes(); err != nil {
-		return err
 	}
 	if s.inst.Address, err = s.host.Addresses.Take(s.inst.UID, s.inst.Address); err != nil {
 		return s.host.StateDir.Explain(err)
@@ -117,6 +114,9 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	if err := containerboot.CheckFields(s.spec, isContainer); err != nil {
 		return err
 	}
+	if s.machine.Volumes, err = s.prepareVolumes(); err != nil {
+		return err
+	}
 	if isContainer {
 		return s.prepareGuest()
 	}
@@ -127,39 +127,47 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	return s.host.StateDir.Explain(err)
 }
 
-// prepareGuest gathers what a run of a container image needs besides its disk: the kernel, the image, and the
-// configuration for Drover's program in the guest.
+// prepareGuest opens the files that a container image boots with, except its disk: the kernel, the image's root file
+// system, and the configuration for Drover's program in the guest.
 func (s *start) prepareGuest() (err error) {
-	if s.machine.Kernel, s.guest.Kernel, err = containerboot.OpenKernel(s.host.GuestDir, s.machine.Accel, s.files); err != nil {
+	kernel, err := containerboot.OpenKernel(s.host.GuestDir, s.machine.Accel, s.files)
+	if err != nil {
 		return err
 	}
+	s.machine.Kernel, s.guest.Kernel = kernel.Kernel, kernel.Digest
 	root, err := s.host.Disks.OpenRoot(s.inst.Root.Image)
 	if err != nil {
 		return err
 	}
-	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File)}
+	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File), ModulesFD: kernel.ModulesFD}
+	s.guest.HealthCheck, s.guest.ExposedPorts = root.Config.HealthCheck, root.Config.ExposedPorts
 	s.guest.Nonce = make([]byte, config.NonceBytes)
 	_, _ = rand.Read(s.guest.Nonce) // never fails
-	configured, err := containerboot.Configure(s.spec, root.Config, s.inst.Edge().config(s.inst.Machine.UUID), s.guest.Nonce)
+	configFile, err := containerboot.Configure(s.spec, root.Config, s.inst.Edge().config(s.inst.Machine.UUID), s.guest.Nonce)
 	if err != nil {
 		return err
 	}
-	s.machine.Guest.ConfigFD = s.files.Add(configured)
-	return nil
+	s.machine.Guest.ConfigFD = s.files.Add(configFile)
+	filesDisk, err := containerboot.OpenFiles(s.spec)
+	if filesDisk != nil {
+		s.machine.Guest.FilesFD = s.files.Add(filesDisk)
+	}
+	return err
 }
 
-// prepareVolumes makes the volumes that do not exist yet. One that the spec does not name
-// any more stays where it is, in case the spec names it again.
+// prepareVolumes makes the volumes that do not exist yet. A volume that the spec no longer names
+// keeps its file, in case the spec names the volume again.
 func (s *start) prepareVolumes() ([]launch.Volume, error) {
 	volumes := make([]launch.Volume, 0, len(s.spec.Volumes))
 	for i, v := range s.spec.Volumes {
 		file := VolumeFile(v.Name)
-		if _, made := s.inst.Volumes[v.Name]; !made {
+		if s.needsVolume(v) {
 			err := s.makeDisk(file, func(path string) (disks.Disk, error) {
 				return s.host.Disks.Make(path, WantedVolume(i, v))
 			}, func(made disks.Disk) {
-				all := map[string]disks.Disk{v.Name: made}
+				all := map[string]disks.Disk{}
 				maps.Copy(all, s.inst.Volumes)
+				all[v.Name] = made
 				s.inst.Volumes = all
 			})
 			if err != nil {
@@ -175,9 +183,17 @@ func (s *start) prepareVolumes() ([]launch.Volume, error) {
 	return volumes, nil
 }
 
-// makeDisk moves a disk into place before it is recorded. It returns once a power cut leaves the
-// new record. A guest may write to a disk only after that: a disk that holds data but lacks a
-// record is not used.
+// needsVolume reports whether a volume has to be made: for the first time, or with a file system in place of a blank disk
+// to which no guest has written.
+func (s *start) needsVolume(v driver.Volume) bool {
+	made, isMade := s.inst.Volumes[v.Name]
+	isBlank := made.Template == "" && made.Image.Path == ""
+	return !isMade || v.MountPath != "" && isBlank && disks.CheckUnwritten(s.inst.Machine.File(VolumeFile(v.Name))) == nil
+}
+
+// makeDisk makes a disk, moves it into place and then records it. When it returns, the record
+// outlasts a power cut. Only then may a guest write to the disk, because a disk with data that is
+// not in the record is never used.
 func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, error), setDisk func(disks.Disk)) error {
 	tmp, remove, err := s.host.StateDir.Temp()
 	if err != nil {
@@ -205,9 +221,9 @@ func (s *start) makeDisk(file string, makeAt func(path string) (disks.Disk, erro
 	return s.host.Disks.KeepOnly(s.inst.Machine.Path, s.inst.Disks()...)
 }
 
-// placeDisk moves a new disk to where the record will name it. A disk that is there
-// already was left by an interrupted call, and holds no data. If it does hold data, the
-// record lost it, as one that was restored without its disks, and the disk stays.
+// placeDisk moves a new disk to the path that the record will name. It replaces an empty
+// disk there, which an interrupted call has left. It does not replace a disk with data: the
+// record does not name that disk, perhaps because an old record was restored.
 func (s *start) placeDisk(made string) error {
 	place := s.inst.Machine.File(filepath.Base(made))
 	err := disks.CheckUnwritten(place)
@@ -220,11 +236,11 @@ func (s *start) placeDisk(made string) error {
 	if err != nil {
 		return err
 	}
-	return s.host.StateDir.Sync(s.inst.Machine.Path) // a record must not name a disk that a power cut takes
+	return s.host.StateDir.Sync(s.inst.Machine.Path) // the record must not outlast its disk in a power cut
 }
 
-// seedOf returns what cloud-init reads. The instance ID is the server's UID, so cloud-init
-// does its once-only tasks once per server.
+// seedOf returns the data for cloud-init. The instance ID is the server's UID, so that cloud-init
+// does its per-instance tasks once per server.
 func seedOf(spec driver.ServerSpec) machine.Seed {
 	return machine.Seed{
 		InstanceID: string(spec.UID), Hostname: spec.Name, SSHKeys: spec.SSHKeys,
@@ -232,8 +248,8 @@ func seedOf(spec driver.ServerSpec) machine.Seed {
 	}
 }
 
-// prepareRoot makes the root disk where there is none yet. An existing one stays,
-// whatever image the spec names now: it holds what the guest wrote.
+// prepareRoot makes the root disk if it does not exist, and opens it. An existing root disk
+// stays, even if the spec names another image now, because it has the guest's data.
 func (s *start) prepareRoot() (*launch.Drive, error) {
 	if s.inst.NeedsRoot(s.spec) && !s.hasNewRoot() {
 		if err := s.discardRoot(); err != nil {
@@ -252,27 +268,27 @@ func (s *start) prepareRoot() (*launch.Drive, error) {
 	return s.host.Disks.Open(s.files, RootField, s.inst.Machine.File(RootDiskFile), s.inst.Root, false)
 }
 
-// hasNewRoot reports whether there is a root disk as the spec wants it that no guest has written to.
+// hasNewRoot reports whether the root disk exists, matches the spec, and was not written to by a guest yet.
 func (s *start) hasNewRoot() bool {
-	has := s.inst.Root
-	return has.Size > 0 && has.Size >= s.spec.RootDiskBytes && has.Image.Ref == s.inst.ImageOf(s.spec) &&
+	root := s.inst.Root
+	return root.Size > 0 && root.Size >= s.spec.RootDiskBytes && root.Image.Ref == s.inst.ImageOf(s.spec) &&
 		disks.CheckUnwritten(s.inst.Machine.File(RootDiskFile)) == nil
 }
 
-// discardRoot removes the root disk of the last run of an ephemeral server. The record names it until there is another.
+// discardRoot removes the root disk that an ephemeral server had in its last run. The record changes only with the next disk.
 func (s *start) discardRoot() error {
 	if s.inst.Root.Size == 0 {
 		return nil
 	}
 	err := s.host.StateDir.Discard(s.inst.Machine.File(RootDiskFile))
-	if errors.Is(err, fs.ErrNotExist) { // as after an interrupted start
+	if errors.Is(err, fs.ErrNotExist) { // removed by a start that was interrupted
 		return nil
 	}
 	return err
 }
 
-// recordRun records the run that is about to begin, and renames the previous log. A start that
-// was interrupted has left a log too.
+// recordRun records the run that is about to begin, and renames the previous log: the log of a
+// run, or of a start that was interrupted.
 func (s *start) recordRun() error {
 	inst, suffix := s.inst, machine.OldLog
 	if inst.Phase == record.PhaseStarting {
@@ -295,7 +311,7 @@ func (s *start) recordRun() error {
 	return inst.Save()
 }
 
-// planCPUGroup sets where the run's control group will be.
+// planCPUGroup records the path of the run's control group, which limitCPU makes.
 func (s *start) planCPUGroup() {
 	g, err := s.host.FindGroups()
 	if err != nil {
@@ -305,16 +321,16 @@ func (s *start) planCPUGroup() {
 	s.inst.CPUGroup = g.GroupPath(string(s.inst.UID))
 }
 
-// noteWholeCPUs notes why the machine is not held to a fraction of a CPU.
+// noteWholeCPUs sets the server's note to the reason why the machine cannot be limited to a fraction of a CPU.
 func (s *start) noteWholeCPUs(err error) {
 	cpuMilli := s.inst.Settings.CPUMilli
 	s.inst.CPUNote = fmt.Sprintf("spec.resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
-	s.host.Log.Info("Machine has whole CPUs: it could not be held to a fraction", "uid", s.inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
+	s.host.Log.Info("Machine has whole CPUs: it could not be limited to a fraction", "uid", s.inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }
 
 func wholeCPUs(cpuMilli int64) int64 { return (cpuMilli + 999) / 1000 }
 
-// startMachine starts QEMU.
+// startMachine starts QEMU and its supervisor.
 func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) {
 	if err := s.openResult(); err != nil {
 		return err
@@ -324,17 +340,17 @@ func (s *start) startMachine(ctx context.Context, runLock *os.File) (err error) 
 		return s.host.StateDir.Explain(err)
 	}
 	_, err = s.inst.Machine.Start(ctx, s.host.Program, m, s.files, runLock, func() {
-		// Other processes see to it if this leader stops now.
+		// Other processes start a supervisor if this one is killed now.
 		s.host.Notify(s.inst.UID)
-		place := s.inst.Supervisor()
-		place.Sockets = s.sockets
-		_, _ = place.Reach(ctx) // both come up at once; who needs it next sees if it failed
+		supervised := s.inst.Supervisor()
+		supervised.Sockets = s.sockets
+		_, _ = supervised.Reach(ctx) // starts the supervisor while QEMU starts; the next call finds out if that failed
 	})
 	return ContractError(err)
 }
 
-// openResult opens the file of the result for QEMU, a disk of the guest. Its room on the host is taken beforehand: the
-// exit code must not be lost because the disk is full when the guest ends.
+// openResult opens the file for the exit code, which the guest writes to as a disk. It allocates the file on the host now,
+// since the exit code must not be lost if the host's disk is full when the guest ends.
 func (s *start) openResult() error {
 	if s.machine.Guest == nil {
 		return nil
@@ -353,7 +369,7 @@ func (s *start) openResult() error {
 	return nil
 }
 
-// openOutput opens the files of the command's output for QEMU, and notes where that of this run begins.
+// openOutput opens the files for the output of the image's command, and records where the output of this run begins.
 func (s *start) openOutput() error {
 	if s.machine.Guest == nil {
 		return nil
@@ -365,7 +381,7 @@ func (s *start) openOutput() error {
 	s.guest.Output = &record.Output{Begin: begin}
 	if last := s.inst.Guest; last != nil && last.Output != nil {
 		s.guest.Output.Previous = &last.Output.Begin
-		if s.inst.Phase == record.PhaseStarting { // its guest did nothing
+		if s.inst.Phase == record.PhaseStarting { // the last run's start was interrupted, without any output
 			s.guest.Output.Previous = last.Output.Previous
 		}
 	}
@@ -377,19 +393,19 @@ func (s *start) restoreRecord(ctx context.Context, before record.Record) error {
 	if err := s.inst.Machine.Kill(ctx); err != nil {
 		return err
 	}
-	place := s.inst.Supervisor()
-	if err := place.End(ctx); err != nil {
+	supervisor := s.inst.Supervisor()
+	if err := supervisor.End(ctx); err != nil {
 		return err
 	}
-	_ = os.Remove(place.Record) // of a run that never began
+	_ = os.Remove(supervisor.Record) // the end of a run that never began
 	s.host.RemoveGroup(ctx, s.inst.CPUGroup)
 	_ = os.Remove(s.inst.ExitRecord().ResultFile())
 	s.inst.Record = before
 	return errors.Join(s.inst.Machine.SetLogAside(machine.FailedLog), s.inst.Save())
 }
 
-// finishStart resumes the guest. It does so last: if the process is killed before, the server is
-// found paused, and the next leader resumes it.
+// finishStart completes a start, and resumes the guest as the last step. If this process is killed
+// before, the server looks paused, and the next leader completes the start.
 func (s *start) finishStart(ctx context.Context) error {
 	inst := s.inst
 	if err := inst.GrowDisks(ctx, s.spec); err != nil {
@@ -407,14 +423,14 @@ func (s *start) finishStart(ctx context.Context) error {
 	if s.spec.Power == driver.PowerPaused {
 		return nil
 	}
-	// Notify first, so that other processes see to its supervisor even if this leader stops
-	// right after.
+	// Notify first, so that other processes keep a supervisor running even if this process is
+	// killed right after.
 	s.host.Notify(inst.UID)
-	return inst.Calls().startGuest(ctx)
+	return inst.SupervisorCalls().startGuest(ctx)
 }
 
-// limitCPU limits a QEMU to its fraction of a CPU. Where that is not possible the QEMU
-// keeps the whole CPU, and the server's note says so.
+// limitCPU limits QEMU to a fraction of a CPU. If that is not possible, QEMU keeps the whole
+// CPU, and the server's note says why.
 func (s *start) limitCPU(ctx context.Context) {
 	inst := s.inst
 	if inst.CPUGroup == "" {

@@ -15,56 +15,56 @@ import (
 	"cloudnative.tw/drover/internal/machine"
 )
 
-// ResumeGuest resumes the guest. One that a disk error paused is resumed by the supervisor, again and again.
+// ResumeGuest resumes the guest. If a disk error has paused the guest, it returns that error, and the supervisor retries.
 func (inst *Instance) ResumeGuest(ctx context.Context) error {
 	switch inst.RunState {
 	case machine.StatusIOError:
 		return inst.fault
 	case machine.StatusPrelaunch:
-		return inst.Calls().startGuest(ctx)
+		return inst.SupervisorCalls().startGuest(ctx)
 	}
-	return inst.Calls().resumeGuest(ctx)
+	return inst.SupervisorCalls().resumeGuest(ctx)
 }
 
-// StopRun presses the power button, and ends the run when StopBy has passed. A guest that
-// was not resumed yet has nothing to shut down, and its start may be one that cannot be
-// finished.
+// StopRun presses the power button, or ends the run by force if StopBy has passed. It also ends
+// the run by force if the guest was never resumed: it has nothing to shut down, and its start may
+// never finish. waits is set if the guest is given time to shut down.
 func (inst *Instance) StopRun(ctx context.Context, spec driver.ServerSpec) (waits bool, err error) {
 	if inst.Phase == record.PhaseStarting {
 		return false, inst.Quit(ctx)
 	}
-	now := record.Stop{By: spec.StopBy}
+	stop := record.Stop{By: spec.StopBy}
 	if inst.Stop != nil && spec.Power != driver.PowerOff && spec.RestartRun != inst.Run {
-		now.By = inst.Stop.By
+		stop.By = inst.Stop.By
 	}
-	if !now.By.IsZero() && !inst.Host.Clock.Now().Before(now.By) {
-		// Even where that cannot be recorded.
+	if !stop.By.IsZero() && !inst.Host.Clock.Now().Before(stop.By) {
+		// A full disk must not prevent the stop.
 		_, _ = inst.ExitRecord().RecordExit(driver.Exit{Code: exits.CodeKilled, Reason: machine.EndForced, At: inst.Host.Clock.Now()})
 		return false, inst.Quit(ctx)
 	}
-	var unrecorded error
-	if inst.Stop == nil || !inst.Stop.By.Equal(now.By) {
-		inst.Stop = &now
-		unrecorded = inst.Host.StateDir.Explain(inst.Save())
+	var saveErr error
+	if inst.Stop == nil || !inst.Stop.By.Equal(stop.By) {
+		inst.Stop = &stop
+		saveErr = inst.Host.StateDir.Explain(inst.Save())
 	}
-	id, within := stopOf(now.By, inst.Host.Clock.Now())
+	id, timeout := stopIDAndTimeout(stop.By, inst.Host.Clock.Now())
 	if spec.Power != driver.PowerOff && spec.RestartRun == inst.Run {
-		id = inst.Run // its time begins once, also where that is not recorded and each try has a later end
+		id = inst.Run // the grace period starts only once, even if each retry passes a later StopBy
 	}
-	return true, cmp.Or(inst.Calls().pressButton(ctx, id, within), unrecorded) // a guest can be stopped on a full disk, too
+	return true, cmp.Or(inst.SupervisorCalls().pressButton(ctx, id, timeout), saveErr) // press the button even on a full disk
 }
 
-// stopOf returns the ID of a stop, and the rest of its time; 0 means for ever.
-func stopOf(deadline, now time.Time) (id string, within time.Duration) {
+// stopIDAndTimeout returns the ID of a stop, and the time until the stop is forced; 0 means never.
+func stopIDAndTimeout(deadline, now time.Time) (id string, timeout time.Duration) {
 	if deadline.IsZero() {
 		return "0", 0
 	}
 	return strconv.FormatInt(deadline.UnixNano(), 10), max(time.Millisecond, deadline.Sub(now))
 }
 
-// Quit ends QEMU: by its supervisor, so that its disks are consistent, or else by force.
+// Quit ends QEMU through its supervisor, so that its disks are consistent. If that fails, it ends QEMU by force.
 func (inst *Instance) Quit(ctx context.Context) error {
-	err := inst.Calls().quitQEMU(ctx)
+	err := inst.SupervisorCalls().quitQEMU(ctx)
 	if err == nil && inst.Machine.WaitStopped(ctx, 2*machine.QuitWithin) == nil {
 		return nil
 	}
@@ -74,9 +74,9 @@ func (inst *Instance) Quit(ctx context.Context) error {
 	return inst.Machine.Quit(ctx)
 }
 
-// QuitEnded waits for the end of a QEMU whose guest has ended: its supervisor records how, and makes it quit. One that
-// says so and does not is taken at its word, since nothing else would ever end that QEMU.
-func (inst *Instance) QuitEnded(ctx context.Context) error {
+// FinishEndedRun waits until QEMU exits after its guest has ended: the supervisor records the exit and makes QEMU quit.
+// If QEMU does not quit, FinishEndedRun records the exit that the supervisor has reported, and ends QEMU.
+func (inst *Instance) FinishEndedRun(ctx context.Context) error {
 	_, err := inst.Supervisor().Reach(ctx)
 	if err == nil {
 		err = inst.Machine.WaitStopped(ctx, machine.CommandWithin)

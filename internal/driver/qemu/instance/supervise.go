@@ -20,32 +20,32 @@ import (
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
-// SuperviseEvery is the longest interval between two tries to reach a machine's supervisor. The first is superviseAgain,
-// since one that was killed may be about to end when the next is looked for.
+// SuperviseEvery is the longest interval between two tries to reach or start a machine's supervisor. The first interval
+// is superviseAgain, because a supervisor that was killed may take a moment to end.
 const (
 	SuperviseEvery = 5 * time.Second
 	superviseAgain = 100 * time.Millisecond
 )
 
-// changesAtOnce and changeEvery bound how often a supervisor can have its machine looked at.
+// changesAtOnce and changeEvery limit how many changes of a machine a supervisor can report: a burst, and then a rate.
 const changesAtOnce, changeEvery = 20, time.Second
 
-// defaultLogBound is how large a machine's logs get, in bytes. QEMU writes them and knows no bound.
+// defaultLogBound is the size in bytes at which the supervisor cuts a machine's log, since QEMU does not limit its logs.
 const defaultLogBound = 1 << 20
 
 // ExitRecord returns the record of how the last run ended.
 func (inst *Instance) ExitRecord() exits.Run {
 	run := inst.Host.Exits.RunOf(inst.Machine, exits.Name{UID: inst.UID, ID: inst.ID, Run: inst.Run}, inst.StartedAt)
-	if inst.Retained { // no caller asks for it
+	if inst.Retained { // kept with the machine: no caller asks for it any more
 		run.EndFile = inst.Machine.File("end")
 	}
 	return run
 }
 
-// Supervisor returns what the machine's supervisor needs. What Drover itself records of the end of
-// a run takes precedence over the supervisor's record.
+// Supervisor returns the machine with the configuration for its supervisor. An end of a run that
+// Drover itself records takes precedence over the supervisor's record.
 func (inst *Instance) Supervisor() supervised.Machine {
-	p := supervised.Machine{
+	m := supervised.Machine{
 		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(), Starts: inst.Host.starts,
 		Record: inst.ExitRecord().EndFile,
 		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.Edge().config(inst.Machine.UUID)},
@@ -55,32 +55,32 @@ func (inst *Instance) Supervisor() supervised.Machine {
 		},
 	}
 	if inst.Guest != nil {
-		p.Config.GuestNonce = inst.Guest.Nonce
+		m.Config.GuestNonce, m.Config.HealthCheck = inst.Guest.Nonce, inst.Guest.HealthCheck
 		if inst.Guest.Output != nil {
-			p.Config.OutputBytes = inst.Host.OutputBound
+			m.Config.OutputBytes = inst.Host.OutputBound
 		}
 	}
 	if inst.Phase == record.PhaseOn {
-		p.Config.StartedAt = inst.StartedAt
+		m.Config.StartedAt = inst.StartedAt
 	}
 	if inst.Stop != nil {
-		p.Config.StopID, p.Config.StopWithin = stopOf(inst.Stop.By, inst.Host.Clock.Now())
+		m.Config.StopID, m.Config.StopWithin = stopIDAndTimeout(inst.Stop.By, inst.Host.Clock.Now())
 	}
-	return p
+	return m
 }
 
-// follower sees to the supervisor of one server.
+// follower keeps a supervisor running for one server, and follows its reports.
 type follower struct {
-	inst     *Instance
-	onChange func()
-	pace     *rate.Limiter
-	stays    string // why a supervisor of an earlier version was not replaced, as was logged
+	inst       *Instance
+	onChange   func()
+	changeRate *rate.Limiter
+	logged     string // the last logged reason why a supervisor of an earlier version was not replaced
 }
 
-// Supervise sees to it that a QEMU has a supervisor which answers, and calls onChange when something about the
-// machine changes, until QEMU is gone.
+// Supervise keeps a supervisor running that answers, and calls onChange when something about the machine changes. It
+// returns when QEMU is gone.
 func Supervise(ctx context.Context, inst *Instance, onChange func()) {
-	f := &follower{inst: inst, onChange: onChange, pace: rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)}
+	f := &follower{inst: inst, onChange: onChange, changeRate: rate.NewLimiter(rate.Every(changeEvery), changesAtOnce)}
 	recorded, _ := inst.Load()
 	wasOn, wait := false, superviseAgain
 	for last := ""; ctx.Err() == nil && !inst.IsGone(); wasOn = true {
@@ -104,24 +104,24 @@ func Supervise(ctx context.Context, inst *Instance, onChange func()) {
 	}
 	onChange()
 	if recorded.Retained {
-		inst.Host.RemoveGroup(ctx, recorded.CPUGroup) // it is not started again, and not deleted by Drover
+		inst.Host.RemoveGroup(ctx, recorded.CPUGroup) // Drover neither starts nor deletes a released server, which would remove it
 	}
 }
 
-// followOnce follows one supervisor until it has ended or is replaced, and reports whether it could.
+// followOnce follows one supervisor until its end or replacement, and reports whether the supervisor has answered.
 func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	log := f.inst.Host.Log
 	s, err := f.inst.Load()
 	if err != nil {
 		return false
 	}
-	place := s.Supervisor()
-	c, err := place.Reach(ctx)
+	m := s.Supervisor()
+	c, err := m.Reach(ctx)
 	if err != nil {
 		log.V(1).Info("Machine is without a supervisor", "dir", s.Machine.Path, "cause", err.Error())
 		return false
 	}
-	replaced, err := place.ReplaceOutdated(ctx, c.Token())
+	replaced, err := m.ReplaceOutdated(ctx, c.Token())
 	if replaced {
 		log.Info("Supervisor of an earlier version is replaced", "uid", s.UID)
 		return err == nil
@@ -131,13 +131,13 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 		ctx, cancel = f.followOutdated(ctx, err)
 		defer cancel()
 	}
-	watching, stop := context.WithCancel(ctx)
-	var telling sync.WaitGroup
-	telling.Go(func() { f.watchEgress(watching) })
-	telling.Go(func() { f.connectPeers(watching, c) })
+	watchCtx, stopWatches := context.WithCancel(ctx)
+	var watches sync.WaitGroup
+	watches.Go(func() { f.watchEgress(watchCtx) })
+	watches.Go(func() { f.connectPeers(watchCtx, c) })
 	defer func() {
-		stop()
-		telling.Wait()
+		stopWatches()
+		watches.Wait()
 	}()
 	err = c.Watch(ctx, func() {
 		followed = true
@@ -148,7 +148,7 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 	}
 	if isSilent(ctx, c) {
 		log.Info("Supervisor does not answer, and is replaced", "uid", s.UID)
-		if err := place.Replace(ctx, c.Token()); err != nil {
+		if err := m.Replace(ctx, c.Token()); err != nil {
 			log.Error(err, "Supervisor cannot be ended", "uid", s.UID)
 		}
 	}
@@ -158,12 +158,12 @@ func (f *follower) followOnce(ctx context.Context) (followed bool) {
 // replaceEvery is the time between two tries to replace a supervisor of an earlier version.
 const replaceEvery = time.Minute
 
-// followOutdated returns a context that ends when the replacement of a supervisor of an earlier version should be tried
-// again. It logs the cause of the failed try once.
+// followOutdated returns a context that ends when the next try to replace a supervisor of an earlier version is due. It
+// logs each cause of a failed try once.
 func (f *follower) followOutdated(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
-	if f.stays != cause.Error() {
-		f.stays = cause.Error()
-		f.inst.Host.Log.Info("Supervisor of an earlier version cannot be replaced yet", "uid", f.inst.UID, "cause", f.stays)
+	if f.logged != cause.Error() {
+		f.logged = cause.Error()
+		f.inst.Host.Log.Info("Supervisor of an earlier version cannot be replaced yet", "uid", f.inst.UID, "cause", f.logged)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -173,11 +173,11 @@ func (f *follower) followOutdated(ctx context.Context, cause error) (context.Con
 	return ctx, cancel
 }
 
-// egressEvery is how often it is checked whether what is allowed has changed, as the host's resolvers do.
+// egressEvery is how often watchEgress compares the egress, since for example the host's resolvers may change.
 const egressEvery = time.Minute
 
-// watchEgress reports a change while the recorded egress differs from the one that this process allows. It changes
-// nothing itself: only the leader may, which then looks at the machine.
+// watchEgress reports a change while the recorded egress differs from the egress that this process allows. Only the leader
+// may change the machine, and does so when it sees the change.
 func (f *follower) watchEgress(ctx context.Context) {
 	for last := ""; ctx.Err() == nil; f.waitFor(ctx, egressEvery) {
 		now, err := f.inst.Load()
@@ -186,19 +186,19 @@ func (f *follower) watchEgress(ctx context.Context) {
 		}
 		if _, err := f.inst.Host.findEgress(); err != nil && err.Error() != last {
 			last = err.Error()
-			f.inst.Host.Log.Info("Resolvers of the host cannot be found: machines keep those that they have", "cause", last)
+			f.inst.Host.Log.Info("Resolvers of the host cannot be found: machines keep their present resolvers", "cause", last)
 		}
 	}
 }
 
-// reportChange reports a change, and waits where a supervisor reports too many.
+// reportChange reports a change. It then waits if the supervisor reports changes too fast.
 func (f *follower) reportChange(ctx context.Context) {
 	f.onChange()
 	now := f.inst.Host.Clock.Now()
-	f.waitFor(ctx, f.pace.ReserveN(now, 1).DelayFrom(now))
+	f.waitFor(ctx, f.changeRate.ReserveN(now, 1).DelayFrom(now))
 }
 
-// fingerprintState returns a text that differs between two states of a server whose supervisor cannot be reached.
+// fingerprintState returns a text that changes with the state of a server whose supervisor cannot be reached.
 func (f *follower) fingerprintState(ctx context.Context) (string, error) {
 	s, err := f.inst.Observe(ctx)
 	if err != nil && !IsBroken(err) {
@@ -207,7 +207,7 @@ func (f *follower) fingerprintState(ctx context.Context) (string, error) {
 	return fmt.Sprint(s.ID, s.Run, stateOf(s.IsAlive(), s.IsPaused(), s.QueryErr == nil, s.Record), s.Broken), nil
 }
 
-// waitFor waits as long as ctx allows.
+// waitFor waits for a duration, or until ctx ends.
 func (f *follower) waitFor(ctx context.Context, d time.Duration) {
 	if d <= 0 {
 		return
@@ -220,7 +220,7 @@ func (f *follower) waitFor(ctx context.Context, d time.Duration) {
 	}
 }
 
-// isSilent reports whether a supervisor does not answer, as one that is halted.
+// isSilent reports whether a supervisor does not answer, for example because it is suspended.
 func isSilent(ctx context.Context, c *control.Client) bool {
 	bounded, cancel := context.WithTimeout(ctx, machine.CommandWithin)
 	defer cancel()

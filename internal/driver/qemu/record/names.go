@@ -14,8 +14,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 )
 
-// UIDOf returns the UID in the name of a directory or a notification file, and "" if the name
-// has none.
+// UIDOf returns the UID that the name of a directory or notification file begins with, or "".
 func UIDOf(path string) types.UID {
 	uid, _, _ := strings.Cut(filepath.Base(path), ".")
 	if CheckUID(types.UID(uid)) != nil {
@@ -29,10 +28,10 @@ func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// CheckUID refuses a UID that is not a UUID, since it is the machine's SMBIOS UUID too.
+// CheckUID rejects a UID that is not a UUID, since the UID is also the machine's SMBIOS UUID.
 func CheckUID(uid types.UID) error {
 	if uuidPattern.MatchString(string(uid)) {
 		return nil
 	}
-	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a UUID in small letters", string(uid))
+	return driver.Errorf(driver.ErrInvalid, "metadata.uid is %.140q: it must be a lowercase UUID", string(uid))
 }

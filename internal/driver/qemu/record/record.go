@@ -23,20 +23,21 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/image"
+	"cloudnative.tw/drover/internal/image/health"
 	"cloudnative.tw/drover/internal/image/source"
 	"cloudnative.tw/drover/internal/machine/control"
 	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/output"
 )
 
-// Phase is how far a server's run has come; empty before the first.
+// Phase is the phase of a server's last run; empty before the first run.
 type Phase string
 
 const (
-	// PhaseStarting means that its QEMU is being started. If a server in this phase does not
-	// run, its start was interrupted, and its guest did nothing.
+	// PhaseStarting means that the server's QEMU is being started. If QEMU does not run in this
+	// phase, the start was interrupted, and the guest never ran.
 	PhaseStarting Phase = "starting"
-	// PhaseOn means that it runs, or that it ran and a separate file has its exit.
+	// PhaseOn means that the guest runs or has run. Package exits has the exit of a run that is over.
 	PhaseOn Phase = "on"
 )
 
@@ -61,12 +62,12 @@ type Record struct {
 	Stop      *Stop     `json:"stop,omitempty"`
 	// GraceSeconds is the grace period of the spec, for a shutdown of the host.
 	GraceSeconds int64 `json:"graceSeconds"`
-	// CPUGroup is the control group that limits the run to a fraction of a CPU; CPUNote says
-	// why there is none.
+	// CPUGroup is the control group that limits the run to a fraction of a CPU. CPUNote says why
+	// a run with a fraction in its spec lacks one.
 	CPUGroup string `json:"cpuGroup,omitempty"`
 	CPUNote  string `json:"cpuNote,omitempty"`
 
-	// MachineType is the machine type, which the server keeps for life.
+	// MachineType is QEMU's machine type. It never changes in the life of a server.
 	MachineType string `json:"machineType"`
 	// Accelerator of the last run.
 	Accelerator string `json:"accelerator,omitempty"`
@@ -74,36 +75,40 @@ type Record struct {
 	Forwards []hostports.Forward `json:"forwards,omitempty"`
 	// Egress is where the guest may connect to.
 	Egress control.Egress `json:"egress,omitzero"`
-	// NetworkRevision is the revision of Forwards and Egress, which describe the edge that the machine should have.
+	// NetworkRevision is the revision of Forwards and Egress, which the machine's supervisor has to apply.
 	NetworkRevision control.Revision `json:"networkRevision,omitzero"`
-	// Address is the address that the machine gets before its first run, with the length of the network's prefix.
+	// Address is the machine's address, assigned before its first run, with the prefix length of the network.
 	Address netip.Prefix `json:"address,omitzero"`
-	// Guest is set if the last run was of a container image.
+	// Guest is set if the last run booted a container image.
 	Guest *Guest `json:"guest,omitempty"`
 
 	Settings Settings   `json:"settings"`
 	Root     disks.Disk `json:"root"`
-	// Volumes are the volumes by name, including those that are not attached any more.
+	// Volumes are the volumes by name, including volumes that the spec no longer names.
 	Volumes map[string]disks.Disk `json:"volumes,omitempty"`
 }
 
 // Guest has the values of a run of a container image.
 type Guest struct {
-	// Nonce is the secret by which Drover's program in the guest recognizes its host.
+	// Nonce is a secret with which the host authenticates to Drover's program in the guest.
 	Nonce []byte `json:"nonce"`
 	// Kernel is the digest of the kernel.
 	Kernel string `json:"kernel"`
-	// Output is nil for a run that an earlier version has started, whose output is in the serial log.
+	// ExposedPorts are the ports that the image declares, as it writes them.
+	ExposedPorts []string `json:"exposedPorts,omitempty"`
+	// HealthCheck is the check in the image, nil without one.
+	HealthCheck *health.Check `json:"healthCheck,omitempty"`
+	// Output is nil for a run that an earlier version of Drover has started: its output is in the serial log.
 	Output *Output `json:"output,omitempty"`
 }
 
-// Output has the positions at which the output of a run and of the run before begins. Previous is nil without one.
+// Output has the positions in the output files at which the output of this run begins and, if known, of the previous run.
 type Output struct {
 	Begin    output.Positions  `json:"begin"`
 	Previous *output.Positions `json:"previous,omitempty"`
 }
 
-// Settings are the parts of the spec that take a restart to change.
+// Settings are the parts of the spec that only a restart can change.
 type Settings struct {
 	CPUMilli    int64            `json:"cpuMilli"`
 	MemoryBytes int64            `json:"memoryBytes"`
@@ -112,22 +117,32 @@ type Settings struct {
 	Ports       []driver.Port    `json:"ports,omitempty"`
 	Volumes     []VolumeSettings `json:"volumes,omitempty"`
 	SSHKeys     []string         `json:"sshKeys,omitempty"`
-	// UserData and NetworkData are hashes, which show whether the texts changed.
+	// UserData and NetworkData are hashes, by which a change of these secrets is detected.
 	UserData    string `json:"userData,omitempty"`
 	NetworkData string `json:"networkData,omitempty"`
 
 	Command    []string `json:"command,omitempty"`
 	Args       []string `json:"args,omitempty"`
 	WorkingDir string   `json:"workingDir,omitempty"`
-	// Env is a hash, since values may be of Secrets.
+	User       string   `json:"user,omitempty"`
+	Init       string   `json:"init,omitempty"`
+
+	Stdin   bool            `json:"stdin,omitempty"`
+	TTY     bool            `json:"tty,omitempty"`
+	Sysctls []driver.Sysctl `json:"sysctls,omitempty"`
+	// Env is a hash, since values may be from Secrets.
 	Env string `json:"env,omitempty"`
+	// MountPaths are the folders of spec.files, sorted.
+	MountPaths []string `json:"mountPaths,omitempty"`
 }
 
-// VolumeSettings are a volume's settings without its image, from which the volume is made
-// only once.
+// VolumeSettings are the settings of a volume that may change. Its image may not: the volume
+// is made from it only once.
 type VolumeSettings struct {
 	Name     string `json:"name"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
+	// MountPath is where the guest of a container image mounts the volume.
+	MountPath string `json:"mountPath,omitempty"`
 }
 
 // Stop is a stop that was begun and will be completed.
@@ -135,35 +150,36 @@ type Stop struct {
 	By time.Time `json:"by,omitzero"`
 }
 
-// SettingsOf returns the settings of a spec, for a server whose image is known.
+// SettingsOf returns the settings of a spec, with the image of the root disk.
 func SettingsOf(spec driver.ServerSpec, root image.Ref) Settings {
 	s := Settings{
 		CPUMilli: spec.CPUMilli, MemoryBytes: spec.MemoryBytes, Image: root, Ports: spec.Ports,
 		SSHKeys: spec.SSHKeys, UserData: hashSecret(spec.UserData), NetworkData: hashSecret(spec.NetworkData),
-		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir, Env: hashEnv(spec.Env),
+		Command: spec.Command, Args: spec.Args, WorkingDir: spec.WorkingDir, User: spec.User, Init: string(spec.Init), Stdin: spec.Stdin, TTY: spec.TTY, Sysctls: spec.Sysctls, Env: hashEnv(spec.Env),
+		MountPaths: driver.MountPaths(spec.Files),
 	}
 	if spec.Image.Kernel != nil {
 		s.Kernel = *spec.Image.Kernel
 	}
 	for _, v := range spec.Volumes {
-		s.Volumes = append(s.Volumes, VolumeSettings{v.Name, v.ReadOnly})
+		s.Volumes = append(s.Volumes, VolumeSettings{v.Name, v.ReadOnly, v.MountPath})
 	}
 	return s
 }
 
-// hashEnv returns a value by which two lists of variables can be compared without keeping them.
+// hashEnv returns a hash of environment variables, whose values must not be stored.
 func hashEnv(env []driver.EnvVar) string {
 	if len(env) == 0 {
 		return ""
 	}
 	sum := sha256.New()
 	for _, e := range env {
-		_, _ = fmt.Fprintf(sum, "%q=%q\n", e.Name, e.Value.Reveal()) // a hash takes anything
+		_, _ = fmt.Fprintf(sum, "%q=%q\n", e.Name, e.Value.Reveal()) // never fails
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// hashSecret returns a value by which two secrets can be compared without keeping them.
+// hashSecret returns a hash of a secret, which must not be stored.
 func hashSecret(s driver.Secret) string {
 	if s.IsZero() {
 		return ""
@@ -172,45 +188,46 @@ func hashSecret(s driver.Secret) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// RequestedImage returns the image that a spec requests, or else the present one: a change of
-// the default affects no server.
-func RequestedImage(spec driver.ServerSpec, have image.Ref) image.Ref {
+// RequestedImage returns the image that a spec names. If the spec names no image, it returns the
+// present image, since a change of the default must not affect existing servers.
+func RequestedImage(spec driver.ServerSpec, present image.Ref) image.Ref {
 	if spec.Image.Source == "" {
-		return have
+		return present
 	}
 	return disks.RefOf(spec.Image)
 }
 
-// ImageOf returns the image that a spec requests, or the one that the root disk
-// stands on.
+// ImageOf returns the image that a spec names, or else the image that the root disk
+// was made from.
 func (r Record) ImageOf(spec driver.ServerSpec) image.Ref {
 	return RequestedImage(spec, r.Root.Image.Ref)
 }
 
-// KeepsRoot reports whether the next run has the root disk of the last one.
+// KeepsRoot reports whether the next run uses the root disk of the last run.
 func (r Record) KeepsRoot(spec driver.ServerSpec) bool { return r.Root.Size > 0 && !spec.Ephemeral }
 
-// NeedsRoot reports whether a root disk is to be made for the next run.
+// NeedsRoot reports whether a root disk has to be made for the next run.
 func (r Record) NeedsRoot(spec driver.ServerSpec) bool {
 	return !r.KeepsRoot(spec) && (spec.RootDiskBytes > 0 || r.ImageOf(spec).Source.Kind != source.None)
 }
 
-// SizesToGrow returns the sizes of the disks that the spec wants larger and that can grow as they
-// are attached now, and whether there are any.
+// SizesToGrow returns the new sizes of the attached, writable disks that the spec wants larger.
+// found reports whether there is such a disk.
 func (r Record) SizesToGrow(spec driver.ServerSpec) (sizes control.Sizes, found bool) {
 	sizes.Volumes = map[string]int64{}
 	if r.Root.Size > 0 && spec.RootDiskBytes > r.Root.Size {
 		sizes.RootDisk = spec.RootDiskBytes
 	}
 	for _, v := range spec.Volumes {
-		if slices.Contains(r.Settings.Volumes, VolumeSettings{Name: v.Name}) && v.SizeBytes > r.Volumes[v.Name].Size {
+		isWritable := slices.ContainsFunc(r.Settings.Volumes, func(has VolumeSettings) bool { return has.Name == v.Name && !has.ReadOnly })
+		if isWritable && v.SizeBytes > r.Volumes[v.Name].Size {
 			sizes.Volumes[v.Name] = v.SizeBytes
 		}
 	}
 	return sizes, sizes.RootDisk > 0 || len(sizes.Volumes) > 0
 }
 
-// DiskSizes returns the sizes of the disks that can grow, by QEMU's name for them.
+// DiskSizes returns the sizes of the writable disks, by the name of their node in QEMU.
 func (r Record) DiskSizes() map[string]int64 {
 	sizes := map[string]int64{}
 	if r.Root.Size > 0 {
@@ -224,13 +241,13 @@ func (r Record) DiskSizes() map[string]int64 {
 	return sizes
 }
 
-// Disks returns the root disk and the volumes that were made.
+// Disks returns the root disk and all volumes.
 func (r Record) Disks() []disks.Disk {
 	return append(slices.Collect(maps.Values(r.Volumes)), r.Root)
 }
 
-// BaseImageNames returns the names of the images that a server's disks stand on, each
-// once.
+// BaseImageNames returns the names of the images that a server's disks are based on, without
+// duplicates.
 func (r Record) BaseImageNames() []string {
 	var names []string
 	for _, disk := range r.Disks() {

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command netload is both ends of what suite network measures: it serves in guests and elsewhere, and asks there.
+// Command netload is the server and the client of the measurements of suite network.
 package main
 
 import (
@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// What a client asks for, which is the first byte of a connection. The size follows.
+// The first byte of a connection, which is followed by a size in bytes.
 const (
-	download = 'd' // of so many bytes
-	upload   = 'u' // of so many bytes, which are answered by one
-	echo     = 'e' // of each byte
+	download = 'd' // the server sends data of this size
+	upload   = 'u' // the client sends data of this size, and the server answers with one byte
+	echo     = 'e' // the server sends back every byte
 )
 
 func main() {
@@ -123,7 +123,7 @@ func receive(from io.Reader, size int64) error {
 	return nil
 }
 
-// transfer returns how many MB a second go.
+// transfer returns a function that measures a transfer in MB/s.
 func transfer(what byte) func(string, uint64) (float64, error) {
 	return func(address string, size uint64) (float64, error) {
 		conn, err := open(address, what, size)
@@ -141,7 +141,7 @@ func transfer(what byte) func(string, uint64) (float64, error) {
 	}
 }
 
-// ask returns how many ms a request takes on an open connection, the median of several.
+// ask returns the median duration of requests on an open connection, in ms.
 func ask(address string, times uint64) (float64, error) {
 	conn, err := open(address, echo, 0)
 	if err != nil {
@@ -151,7 +151,7 @@ func ask(address string, times uint64) (float64, error) {
 	return median(times, func() error { return request(conn) })
 }
 
-// connect returns how many ms a connection and a request on it take.
+// connect returns the median duration of opening a connection and sending a request, in ms.
 func connect(address string, times uint64) (float64, error) {
 	return median(times, func() error {
 		conn, err := open(address, echo, 0)

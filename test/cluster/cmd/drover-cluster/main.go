@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command drover-cluster runs a Kubernetes cluster of several nodes on this machine.
+// Command drover-cluster runs a Kubernetes cluster of several nodes on this host.
 package main
 
 import (
@@ -53,7 +53,7 @@ func newUp(dir *string) *cobra.Command {
 				printUsage(c)
 				return nil
 			}
-			// One that was killed together with what cleans up after it.
+			// Removes a cluster that was killed together with the process that cleans up after it.
 			if err := cluster.ShutDown(*dir); err != nil {
 				return err
 			}
@@ -103,7 +103,7 @@ func newImage() *cobra.Command {
 	}
 }
 
-// internalCommands are the processes of a cluster.
+// internalCommands returns the commands for processes of a cluster.
 func internalCommands() []*cobra.Command {
 	var name string
 	clean := &cobra.Command{

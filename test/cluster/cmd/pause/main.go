@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pause keeps the namespaces of a pod: it sleeps until it is ended.
+// Command pause keeps the namespaces of a pod alive: it sleeps until it is killed.
 package main
 
 import (

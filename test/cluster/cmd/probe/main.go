@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command probe is what tests run in pods, whose images have no shell.
+// Command probe is the program that tests run in pods, whose images have no shell.
 package main
 
 import (

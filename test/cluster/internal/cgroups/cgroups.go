@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// hierarchies returns where the hierarchies are mounted.
+// hierarchies returns the mount points of the hierarchies.
 func hierarchies() ([]string, error) {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -42,7 +42,7 @@ func hierarchies() ([]string, error) {
 	return found, nil
 }
 
-// Make makes a group, and its parents, that pods can be placed in.
+// Make makes a group for pods, and its parents.
 func Make(group string) error {
 	roots, err := hierarchies()
 	if err != nil {
@@ -66,8 +66,8 @@ func Make(group string) error {
 	return nil
 }
 
-// delegate gives the groups below dir all controllers that dir has. Only version 2 knows
-// that; a controller that cannot be given is missed by the kubelet, which says so.
+// delegate enables all controllers of dir for the groups below it, which only version 2 has. It
+// ignores errors: the kubelet reports a controller that is missing.
 func delegate(dir string) {
 	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -95,9 +95,9 @@ func inheritCPUs(parent, dir string) error {
 	return nil
 }
 
-// Remove kills what runs in a group and removes it with all groups below. It repeats what
-// fails, because processes that were killed take a moment to end, and goes through all
-// hierarchies each time, because what is frozen in one ends in none.
+// Remove kills the processes of a group and removes it with all groups below. It tries again
+// after errors, because killed processes take a moment to end. It goes through all hierarchies
+// each time, because a process that is frozen in one of them does not end.
 func Remove(group string) error {
 	roots, err := hierarchies()
 	if err != nil {
@@ -132,8 +132,8 @@ func removeOnce(dir string) error {
 	return err
 }
 
-// thaw lets frozen processes go on, such as the processes of a paused container: in version 1 they do not
-// end before.
+// thaw resumes frozen processes, such as the processes of a paused container: in version 1 frozen processes do
+// not end.
 func thaw(dir string) {
 	state := filepath.Join(dir, "freezer.state")
 	if _, err := os.Stat(state); err == nil {

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control carries verbs to the processes of a cluster: HTTP on Unix sockets in
-// the cluster's folder, which only root can reach.
+// Package control sends commands to the processes of a cluster, by HTTP over Unix sockets in
+// the cluster's folder, which only root can use.
 package control
 
 import (
@@ -20,7 +20,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// Handler answers with the error of a call, or 204.
+// Handler returns a handler that makes a call, and answers with its error or 204.
 func Handler(call func(*http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := call(r); err != nil {
@@ -46,12 +46,12 @@ func Serve(ctx context.Context, socket string, handler http.Handler) error {
 	return nil
 }
 
-// Post calls a verb and returns its error.
+// Post sends a command and returns its error.
 func Post(ctx context.Context, socket, path string) error {
 	return do(ctx, http.MethodPost, socket, path)
 }
 
-// Get asks for something that is only true or an error.
+// Get requests a path whose answer is only success or an error.
 func Get(ctx context.Context, socket, path string) error {
 	return do(ctx, http.MethodGet, socket, path)
 }
@@ -76,7 +76,7 @@ func do(ctx context.Context, method, socket, path string) error {
 	return fmt.Errorf("%s: %s", strings.TrimPrefix(path, "/"), strings.TrimSpace(string(answer)))
 }
 
-// Outcome of a start, for which clients can wait.
+// Outcome is the result of a start, for which clients can wait.
 type Outcome struct {
 	known chan struct{}
 	err   error
@@ -103,7 +103,7 @@ func (o *Outcome) Serve(mux *http.ServeMux) {
 	}))
 }
 
-// WithEnd returns a context that ends with a process.
+// WithEnd returns a context that ends when a process does.
 func WithEnd(ctx context.Context, ended <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// OfStart returns the error of a start: what the cluster's programs printed, and below that the
-// cause, since a terminal shows the end of a long text.
+// OfStart returns the error of a start: the output of the cluster's programs, and the cause below
+// it, so that a terminal shows the cause last.
 func OfStart(cause, cleanup error, printed string) error {
 	if cleanup != nil {
 		cause = fmt.Errorf("%w; it is not removed either: %w", cause, cleanup)

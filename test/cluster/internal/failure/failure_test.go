@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestOfStart checks that the cause is in the last line, which a terminal shows.
+// TestOfStart checks that the cause is in the last line, which stays visible in a terminal.
 func TestOfStart(t *testing.T) {
 	t.Parallel()
 	cause, cleanup := errors.New("node-2 lacks a route"), errors.New("a mount is busy")
@@ -31,7 +31,7 @@ func TestOfStart(t *testing.T) {
 			lines := strings.Split(err.Error(), "\n")
 			assert.Equal(t, "the last line", lines[len(lines)-1], tc.want)
 			if !strings.Contains(err.Error(), strings.TrimSpace(tc.printed)) || !errors.Is(err, cause) || tc.cleanup != nil && !errors.Is(err, tc.cleanup) {
-				t.Errorf("it lacks a part: %v", err)
+				t.Errorf("the error lacks a part: %v", err)
 			}
 		})
 	}

@@ -23,8 +23,8 @@ type values struct {
 	Name, NodeIP, PodCIDR, Dir, PKI, Group, PauseImage string
 }
 
-// writeFiles writes the settings of the node's programs, and the files that are mounted
-// over those of the host.
+// writeFiles writes the settings of the node's programs, and files that are mounted over
+// files of the host.
 func (n *node) writeFiles() error {
 	v := values{
 		Name: n.name, NodeIP: n.plan.NodeIP(n.index), PodCIDR: n.plan.PodCIDR(n.index),

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// sysctls are the values that the kubelet wants. It reads these values and leaves those of the host,
-// which all nodes share, as they are.
+// sysctls are the values that the kubelet wants. They are mounted over the host's, so that the kubelet
+// does not change the host's values, which all nodes share.
 var sysctls = map[string]string{
 	"vm/overcommit_memory":      "1",
 	"vm/panic_on_oom":           "0",
@@ -26,14 +26,14 @@ var sysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "25000000",
 }
 
-// mountAll gives the node the files that a machine does not share. Nothing of it is seen by the
-// host, or by other nodes.
+// mountAll mounts the files that nodes must not share. The host and other nodes do not see these
+// mounts.
 func (n *node) mountAll() error {
 	if err := errors.Join(
 		mount("proc", "/proc", "proc", 0),
-		mount("", "/", "", unix.MS_REC|unix.MS_SHARED), // the kubelet wants that
+		mount("", "/", "", unix.MS_REC|unix.MS_SHARED), // the kubelet requires it
 		mount("tmpfs", "/run", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV),
-		// What outlives a power cycle.
+		// Files that outlive a power cycle.
 		mount(n.path("lib"), "/var/lib", "", unix.MS_BIND),
 		mount(n.path("log"), "/var/log", "", unix.MS_BIND),
 	); err != nil {
@@ -51,7 +51,7 @@ func (n *node) mountAll() error {
 	return err
 }
 
-// cover mounts a file with some content over another, if that exists.
+// cover mounts a file with a content over another file, if the other file exists.
 func (n *node) cover(path, content string) error {
 	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -31,21 +31,21 @@ func (n *node) configureNetwork() error {
 	return errors.Join(
 		netlink.AddrAdd(link, address),
 		netlink.LinkSetUp(link), netlink.LinkSetUp(loopback),
-		// Programs want a default route for addresses of Services.
+		// Programs need a default route for the addresses of Services.
 		netlink.RouteReplace(&netlink.Route{Gw: net.ParseIP(n.plan.ControlPlaneIP())}),
 		AddPodRoutes(n.plan, n.index),
 		os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644),
-		ForgetConnections(),
+		LimitOrphanRetries(),
 	)
 }
 
-// ForgetConnections shortens how long the kernel retries on connections of processes that
-// have ended. By default they keep an unused network namespace for minutes.
-func ForgetConnections() error {
+// LimitOrphanRetries limits how long the kernel retries on connections of ended processes. By
+// default these connections keep an unused network namespace alive for minutes.
+func LimitOrphanRetries() error {
 	return os.WriteFile("/proc/sys/net/ipv4/tcp_orphan_retries", []byte("1"), 0o644)
 }
 
-// AddPodRoutes routes to the pods of all nodes except the caller's.
+// AddPodRoutes adds routes to the pods of all nodes except one.
 func AddPodRoutes(p plan.Plan, except int) error {
 	for i := 1; i <= p.Nodes; i++ {
 		if i == except {

@@ -44,8 +44,8 @@ type node struct {
 	group processes.Group
 }
 
-// Init is the node's first process: it starts the one that runs the node, and takes leave
-// of processes that have lost their parent.
+// Init is the node's first process: it starts the process that runs the node, and reaps
+// orphaned processes.
 func Init() error {
 	if os.Getpid() != 1 {
 		return errors.New("runs only as the first process of its namespaces")
@@ -72,7 +72,7 @@ func Init() error {
 	}
 }
 
-// Run runs the node whose settings stand in input, until it is killed.
+// Run reads a node's settings from input and runs the node until it is killed.
 func Run(ctx context.Context, input io.Reader) error {
 	var settings Settings
 	if err := json.NewDecoder(input).Decode(&settings); err != nil {
@@ -98,7 +98,7 @@ func Run(ctx context.Context, input io.Reader) error {
 	select {}
 }
 
-// prepare makes the machine that the programs expect.
+// prepare sets up the mounts, the network and the files that the programs expect.
 func (n *node) prepare() error {
 	if err := n.writeFiles(); err != nil {
 		return err
@@ -115,8 +115,8 @@ func (n *node) prepare() error {
 	return os.Setenv("PATH", n.plan.Binaries+":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 }
 
-// start starts what a boot starts. The kubelet waits for the first start of the API,
-// because it would wait longer for its next try.
+// start starts the programs of a node. It starts the kubelet only after the first start of
+// the API, because the kubelet would wait long before a second try.
 func (n *node) start(ctx context.Context) error {
 	if err := n.group.Start(containerd); err != nil {
 		return err

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan has the names, addresses and paths of a cluster. All its processes
-// derive them from the same plan.
+// Package plan has the names, addresses and paths of a cluster, which all its processes
+// derive from the same plan.
 package plan
 
 import (
@@ -26,7 +26,7 @@ const (
 	Slots = 16
 )
 
-// What is the same in every cluster.
+// Values that are the same in every cluster.
 const (
 	// ServiceCIDR has the addresses of Services.
 	ServiceCIDR = "10.96.0.0/16"
@@ -35,13 +35,13 @@ const (
 	// ProbeImage is an image that every node has. Its programs are /pause, which runs
 	// first in every pod, and /probe, for tests.
 	ProbeImage = "drover.test/probe:1"
-	// NamePrefix begins the names of clusters.
+	// NamePrefix is the prefix of clusters' names.
 	NamePrefix = "drover-cluster-"
 	// APIPort is the port of kube-apiserver.
 	APIPort = 6443
 )
 
-// Plan of a cluster.
+// Plan is the plan of a cluster.
 type Plan struct {
 	// Name of the cluster, and of its control groups.
 	Name string `json:"name"`
@@ -49,9 +49,9 @@ type Plan struct {
 	Dir string `json:"dir"`
 	// Binaries is the folder with the programs.
 	Binaries string `json:"binaries"`
-	// Nodes is how many nodes there are. They count from 1.
+	// Nodes is the number of nodes. The first is node 1.
 	Nodes int `json:"nodes"`
-	// Slot decides the addresses: clusters that run at the same time have different ones.
+	// Slot determines the addresses. Clusters that run at the same time have different slots.
 	Slot int `json:"slot"`
 	// Simulated is set if a program simulates many more nodes.
 	Simulated bool `json:"simulated,omitempty"`
@@ -72,8 +72,8 @@ func Read(dir string) (Plan, error) {
 	return p, CheckName(p.Name)
 }
 
-// CheckName refuses names that no cluster has. To clean up after one removes interfaces and
-// control groups, with the processes there, by its name.
+// CheckName rejects names that no cluster can have. It protects the host, because the cleanup
+// removes interfaces and control groups with their processes by the cluster's name.
 func CheckName(name string) error {
 	rest, ok := strings.CutPrefix(name, NamePrefix)
 	return assert.ErrorUnless(ok && rest != "" && !strings.Contains(rest, "/"), "%q is not the name of a cluster", name)
@@ -102,8 +102,8 @@ func (p Plan) HostIP() string { return p.address(254) }
 // NodeIP is the address of a node.
 func (p Plan) NodeIP(i int) string { return p.address(10 + i) }
 
-// NodeMAC is the hardware address of a node, which keeps it when it is switched on
-// again: others remember it.
+// NodeMAC is the hardware address of a node. It is the same after a power cycle, because
+// others have it in their caches.
 func (p Plan) NodeMAC(i int) string { return fmt.Sprintf("02:00:0a:59:%02x:%02x", p.Slot, 10+i) }
 
 // PodCIDR has the addresses of a node's pods.

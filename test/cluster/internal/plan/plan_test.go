@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestReadRefuses checks that no file makes a clean-up remove anything that is not a cluster's.
+// TestReadRefuses checks that Read refuses files by which a clean-up would remove things of others.
 func TestReadRefuses(t *testing.T) {
 	t.Parallel()
 	for _, content := range []string{

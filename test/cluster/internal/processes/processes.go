@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package processes runs programs by name and ends them, as often as wanted.
+// Package processes starts and kills programs by their names, any number of times.
 package processes
 
 import (
@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/control"
 )
 
-// Group of programs. Its methods may be called at the same time.
+// Group is a group of programs. Its methods may be called concurrently.
 type Group struct {
 	mu      sync.Mutex
 	members map[string]*member
@@ -28,10 +28,10 @@ type member struct {
 	*Process
 }
 
-// Process is a program that was started. Nil is one that never was.
+// Process is a program that was started. Nil means that it never was.
 type Process struct {
 	*exec.Cmd
-	// Ended is closed when it has ended.
+	// Ended is closed when the program has ended.
 	Ended <-chan struct{}
 }
 
@@ -54,7 +54,7 @@ func Start(logFile string, cmd *exec.Cmd, report func(error)) (*Process, error) 
 	return &Process{cmd, ended}, nil
 }
 
-// IsRunning reports whether it was started and has not ended.
+// IsRunning reports whether the program was started and has not ended.
 func (p *Process) IsRunning() bool {
 	if p == nil {
 		return false
@@ -67,7 +67,7 @@ func (p *Process) IsRunning() bool {
 	}
 }
 
-// Add makes a program known. Its output is appended to the file log.
+// Add adds a program to the group. Its output is appended to logFile.
 func (g *Group) Add(name, path, logFile string, args ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -77,7 +77,7 @@ func (g *Group) Add(name, path, logFile string, args ...string) {
 	g.members[name] = &member{path: path, log: logFile, args: args}
 }
 
-// Start starts a program that does not run.
+// Start starts a program, which must not be running.
 func (g *Group) Start(name string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +93,7 @@ func (g *Group) Start(name string) error {
 	return err
 }
 
-// Kill ends a program that runs, and waits for its end.
+// Kill kills a running program, and waits for its end.
 func (g *Group) Kill(name string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -111,7 +111,7 @@ func (g *Group) Kill(name string) error {
 	return nil
 }
 
-// Ended is closed when the program that runs now has ended.
+// Ended returns a channel that is closed when the program's present process has ended.
 func (g *Group) Ended(name string) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -26,7 +26,7 @@ const (
 	scheduler         = "kube-scheduler"
 )
 
-// addControlPlane makes the control plane's programs known.
+// addControlPlane adds the control plane's programs to a group.
 func addControlPlane(p plan.Plan, group *processes.Group) {
 	for name, args := range map[string][]string{
 		etcd:              etcdArgs(p),
@@ -63,7 +63,7 @@ func apiServerArgs(p plan.Plan) []string {
 		"--service-account-key-file=" + pki("sa.key"), "--service-account-signing-key-file=" + pki("sa.key"),
 		"--kubelet-client-certificate=" + pki("admin.crt"), "--kubelet-client-key=" + pki("admin.key"),
 		"--kubelet-certificate-authority=" + pki("ca.crt"),
-		// The names of nodes are in no DNS.
+		// There is no DNS for the names of nodes.
 		"--kubelet-preferred-address-types=InternalIP",
 		"--requestheader-client-ca-file=" + pki("front-proxy-ca.crt"), "--requestheader-allowed-names=front-proxy-client",
 		"--requestheader-username-headers=X-Remote-User", "--requestheader-group-headers=X-Remote-Group",
@@ -71,7 +71,7 @@ func apiServerArgs(p plan.Plan) []string {
 		"--proxy-client-cert-file=" + pki("front-proxy-client.crt"), "--proxy-client-key-file=" + pki("front-proxy-client.key"),
 		// Service addresses are not routed here.
 		"--enable-aggregator-routing=true",
-		// Pods leave a lost node soon.
+		// Pods are evicted from a lost node soon.
 		"--default-unreachable-toleration-seconds=2", "--default-not-ready-toleration-seconds=2",
 	}
 	if p.Simulated {
@@ -110,8 +110,8 @@ func clientArgs(p plan.Plan, name string) []string {
 	}
 }
 
-// waitForAPI returns when kube-apiserver is ready. The controller manager ends at once
-// where it is not.
+// waitForAPI waits until kube-apiserver is ready, because the controller manager would exit
+// without it.
 func waitForAPI(ctx context.Context, p plan.Plan, group *processes.Group) error {
 	ca, err := os.ReadFile(p.Path("pki", "ca.crt"))
 	if err != nil {

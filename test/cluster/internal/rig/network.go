@@ -16,13 +16,13 @@ import (
 
 // Names of interfaces in the cluster's network namespace.
 const (
-	// HostPeer is the cluster's end of the link to the host, which makes it.
+	// HostPeer is the cluster's end of the link to the host. The host makes the link.
 	HostPeer = "host"
 	bridge   = "br0"
 )
 
-// makeNetwork makes the bridge that joins the control plane, the nodes and the host.
-// Nothing is routed beyond them.
+// makeNetwork makes the bridge that connects the control plane, the nodes and the host. They
+// lack routes to other networks.
 func makeNetwork(p plan.Plan) error {
 	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: bridge, Flags: net.FlagUp}}
 	if err := netlink.LinkAdd(br); err != nil {
@@ -44,13 +44,13 @@ func makeNetwork(p plan.Plan) error {
 		netlink.AddrAdd(br, address),
 		netlink.LinkSetMaster(host, br),
 		netlink.LinkSetUp(host), netlink.LinkSetUp(loopback), netlink.LinkSetUp(br),
-		node.AddPodRoutes(p, 0),
-		node.ForgetConnections(),
+		node.AddPodRoutes(p, 0), // of all nodes: they are numbered from 1
+		node.LimitOrphanRetries(),
 	)
 }
 
-// linkNode gives the node whose first process is pid an interface on the bridge. It keeps
-// its hardware address when it is switched on again.
+// linkNode adds an interface on the bridge to the network namespace of pid, the node's first
+// process. Its hardware address is always the same.
 func linkNode(p plan.Plan, i, pid int) error {
 	name := plan.NodeName(i)
 	if old, err := netlink.LinkByName(name); err == nil { // of a node that was switched off just now

@@ -22,10 +22,10 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/processes"
 )
 
-// nodeStartTimeout is how long a node may take until its kubelet has been started.
+// nodeStartTimeout is how long a node may take until its kubelet is started.
 const nodeStartTimeout = 3 * time.Minute
 
-// machine is a node as its power switch has it.
+// machine is a node that can be switched on and off.
 type machine struct {
 	plan  plan.Plan
 	index int
@@ -34,15 +34,15 @@ type machine struct {
 	process *processes.Process
 }
 
-// powerOn starts the node's process tree, in separate namespaces. It returns when the
-// kubelet has been started.
+// powerOn starts the node's process tree in separate namespaces, and waits until the kubelet
+// is started.
 func (m *machine) powerOn(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.process.IsRunning() {
 		return fmt.Errorf("%s is on already", plan.NodeName(m.index))
 	}
-	// As after a boot: the groups of pods that ran before are gone.
+	// As after a real boot, the control groups of earlier pods are gone.
 	if err := cgroups.Remove(m.plan.NodeGroup(m.index)); err != nil {
 		return err
 	}
@@ -72,7 +72,7 @@ func (m *machine) start() error {
 	}); err != nil {
 		return err
 	}
-	// The node waits for its settings, so its link is there when it looks for it.
+	// The node gets its settings only after its link exists.
 	return errors.Join(
 		linkNode(m.plan, m.index, cmd.Process.Pid),
 		json.NewEncoder(stdin).Encode(node.Settings{Plan: m.plan, Index: m.index}),
@@ -89,7 +89,7 @@ func (m *machine) waitUntilStarted(ctx context.Context) error {
 	return nil
 }
 
-// powerOff ends all that runs on the node at once.
+// powerOff kills all processes of the node at once.
 func (m *machine) powerOff() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

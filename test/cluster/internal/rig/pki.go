@@ -26,7 +26,7 @@ import (
 	"cloudnative.tw/drover/test/cluster/internal/plan"
 )
 
-// validity of certificates: no cluster lives so long.
+// validity is the validity of certificates, longer than any cluster runs.
 const validity = 365 * 24 * time.Hour
 
 // authority signs certificates and writes them into a folder.

@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rig runs a cluster: the control plane, and a process tree for each node. It is
-// the first process of separate namespaces, so that the kernel ends everything with it.
+// Package rig runs a cluster: the control plane, and a process tree for each node. Its
+// process is the first one of separate namespaces, so that the kernel ends all others with it.
 package rig
 
 import (
@@ -29,7 +29,7 @@ import (
 // apiTimeout is how long kube-apiserver may take to be ready.
 const apiTimeout = 2 * time.Minute
 
-// rig is a cluster that runs.
+// rig is a running cluster.
 type rig struct {
 	plan     plan.Plan
 	group    processes.Group
@@ -37,8 +37,8 @@ type rig struct {
 	started  *control.Outcome
 }
 
-// Run runs the cluster whose plan stands in input, until that ends. If true follows there,
-// the cluster is detached: it runs until it is shut down.
+// Run reads a cluster's plan from input and runs the cluster until the end of input. If input
+// then has the value true, the cluster is detached: it runs until it is shut down.
 func Run(ctx context.Context, input io.Reader) error {
 	if os.Getpid() != 1 {
 		return errors.New("runs only as the first process of its namespaces")
@@ -71,7 +71,7 @@ func (r *rig) serve(ctx context.Context) error {
 	r.group.Serve(mux)
 	r.started.Serve(mux)
 	mux.HandleFunc("POST /shutdown", func(http.ResponseWriter, *http.Request) {
-		_ = unix.Kill(-1, unix.SIGKILL) // all others, before the connection ends with this process
+		_ = unix.Kill(-1, unix.SIGKILL) // kill all others before the connection of the request ends with this process
 		os.Exit(0)
 	})
 	mux.HandleFunc("POST /nodes/{index}/{verb}", control.Handler(func(request *http.Request) error {
@@ -98,7 +98,7 @@ func (m *machine) do(ctx context.Context, verb string) error {
 	return fmt.Errorf("there is no verb %s", verb)
 }
 
-// start brings the cluster up: nodes import images while the control plane starts.
+// start starts the control plane and, at the same time, the nodes, which import images.
 func (r *rig) start(ctx context.Context) error {
 	err := errors.Join(mountPrivately(), makeNetwork(r.plan), r.writeFiles(), cgroups.Make("/"+r.plan.Name))
 	if err != nil {
@@ -132,8 +132,8 @@ func (r *rig) powerOnAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// mountPrivately keeps mounts of the cluster from the host, and shows its processes
-// in /proc.
+// mountPrivately makes mounts of the cluster invisible to the host, and mounts a /proc with
+// the cluster's processes.
 func mountPrivately() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

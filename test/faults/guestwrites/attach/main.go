@@ -1,16 +1,16 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program attach takes the place of QEMU where Drover looks for it, and becomes QEMU. The files
-// of writable disks are replaced on its command line by exports of an NBD server, which
-// records what QEMU writes. All else stays as Drover has it, cache modes included.
+// Program attach is started by Drover in place of QEMU, changes the command line and executes
+// QEMU. It replaces the files of writable disks by exports of an NBD server, which records what
+// QEMU writes. Everything else, such as cache modes, stays as Drover has set it.
 //
-// QEMU may use only the sockets that it inherits. So the program reports to the server by a pipe
-// beside itself how many connections it needs, and takes them at the socket of the guest's
-// network. The path by which it was started ends with a dash and the server's process: others may
-// connect there too. An export has the name of the block node. QEMU sends flushes to an NBD
-// server even if a cache mode says that it flushes no file. The name of such an export ends with
-// noFlush.
+// QEMU may use only sockets that it inherits. So the program tells the server, by a pipe in the
+// server's folder, how many connections it needs, and accepts them at the listening socket that
+// QEMU inherits for the guest's network. Others may connect to this socket too: the program
+// recognizes the server by its PID, which follows the last dash of the program's path. An export has
+// the name of the block node. The suffix noFlush tells the server that the node's cache mode ignores
+// flushes, because QEMU sends flushes to an NBD server in every cache mode.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 	"cloudnative.tw/drover/test/failover/processlog"
 )
 
-// noFlush is known to package guestwrites too.
+// noFlush is the same as in package guestwrites.
 const noFlush = "/no-flush"
 
 func main() {
@@ -35,7 +35,7 @@ func main() {
 	os.Exit(1)
 }
 
-// runQEMU does not return unless it fails.
+// runQEMU returns only if it fails.
 func runQEMU() error {
 	qemu, err := exec.LookPath("qemu-system-x86_64")
 	if err != nil {
@@ -47,7 +47,7 @@ func runQEMU() error {
 		switch args[n-1] {
 		case "-netdev":
 			if _, err = fmt.Sscanf(args[n][strings.LastIndexByte(args[n], '=')+1:], "%d", &listener); err != nil {
-				return fmt.Errorf("%s has no descriptor: %w", args[n], err)
+				return fmt.Errorf("%s lacks a descriptor: %w", args[n], err)
 			}
 		case "-blockdev":
 			var isExport bool
@@ -59,7 +59,7 @@ func runQEMU() error {
 			}
 		}
 	}
-	if len(exports) > 0 { // else QEMU is asked for its version, for example
+	if len(exports) > 0 { // none if QEMU is only queried, for example for its version
 		if err := processlog.SendReport(os.Args[0], []int{os.Getpid(), len(exports)}); err != nil {
 			return err
 		}
@@ -74,10 +74,10 @@ func runQEMU() error {
 	return syscall.Exec(qemu, args, os.Environ())
 }
 
-// placeholder stands for the descriptor of a connection.
+// placeholder is replaced by the descriptor of a connection.
 const placeholder = "DESCRIPTOR"
 
-// accept takes a connection of the server. Those of others are closed: they try again.
+// accept accepts a connection of the server. It closes those of other processes, which will try again.
 func accept(listener int) (fd int, err error) {
 	server := os.Args[0][strings.LastIndexByte(os.Args[0], '-')+1:]
 	for {
@@ -95,8 +95,8 @@ func accept(listener int) (fd int, err error) {
 	}
 }
 
-// attach returns the block node of a disk, with an export in place of its file if it is
-// writable.
+// attach returns the block node of a disk. If the disk is writable, its file is replaced by
+// an export.
 func attach(text string) (attached string, isExport bool, err error) {
 	var node map[string]any
 	if err := json.Unmarshal([]byte(text), &node); err != nil {
@@ -104,7 +104,7 @@ func attach(text string) (attached string, isExport bool, err error) {
 	}
 	file, ok := node["file"].(map[string]any)
 	if !ok || file["driver"] != "file" {
-		return "", false, fmt.Errorf("the block node %s has no file", text)
+		return "", false, fmt.Errorf("the block node %s lacks a file", text)
 	}
 	if node["read-only"] == true {
 		return text, false, nil
@@ -120,7 +120,7 @@ func attach(text string) (attached string, isExport bool, err error) {
 	return string(out), true, err
 }
 
-// ignoresFlushes reports whether the cache mode of a block node is that.
+// ignoresFlushes reports whether the cache mode of a block node ignores flushes.
 func ignoresFlushes(node map[string]any) bool {
 	cache, _ := node["cache"].(map[string]any)
 	return cache["no-flush"] == true

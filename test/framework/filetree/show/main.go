@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Program show prints the files of the root that it runs in, as filetree.Parse reads them, without
-// what is mounted there. With any argument it does nothing until it is ended.
+// Program show prints the files of the root file system, in the format that filetree.Parse reads, without
+// other mounted file systems. With any argument it sleeps instead, until it is killed.
 package main
 
 import (
@@ -17,9 +17,9 @@ import (
 	"cloudnative.tw/drover/test/framework/filetree"
 )
 
-// place is where the root is mounted once more. A container and a machine of an image both have
-// the folder above, which is not of the image.
-const place = "/dev/shm/root"
+// mountPoint is where the root is mounted once more. Both containers and machines have /dev/shm, which
+// is not part of the image.
+const mountPoint = "/dev/shm/root"
 
 func main() {
 	if len(os.Args) > 1 {
@@ -32,10 +32,10 @@ func main() {
 }
 
 func show() error {
-	// A new mount of the root does not have those that are below it.
-	if err := errors.Join(os.MkdirAll(place, 0o700), unix.Mount("/", place, "", unix.MS_BIND, "")); err != nil {
+	// A bind mount of the root does not include the file systems that are mounted below it.
+	if err := errors.Join(os.MkdirAll(mountPoint, 0o700), unix.Mount("/", mountPoint, "", unix.MS_BIND, "")); err != nil {
 		return err
 	}
-	tree, err := filetree.WalkFolder(place)
-	return errors.Join(err, tree.Write(os.Stdout), unix.Unmount(place, unix.MNT_DETACH))
+	tree, err := filetree.WalkFolder(mountPoint)
+	return errors.Join(err, tree.Write(os.Stdout), unix.Unmount(mountPoint, unix.MNT_DETACH))
 }

@@ -5,7 +5,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -63,6 +65,18 @@ func main() {
 		text, err := os.ReadFile(arg(2))
 		check(err)
 		fmt.Print(string(text))
+	case "open":
+		_, err := os.OpenFile(arg(2), os.O_RDWR, 0)
+		check(err)
+	case "mode":
+		info, err := os.Lstat(arg(2))
+		check(err)
+		fmt.Println(info.Mode())
+	case "remove":
+		check(os.Remove(arg(2)))
+	case "sctp": // whose module needs others
+		_, err := unix.Socket(unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP)
+		check(err)
 	case "stdout": // by its name, as many images log
 		check(os.WriteFile("/dev/stdout", []byte("by its name\n"), 0))
 	case "keep": // leaves a child behind that keeps the output open
@@ -91,6 +105,14 @@ func main() {
 		check(unix.Reboot(int(number)))
 	case "kill all":
 		check(syscall.Kill(-1, syscall.SIGKILL))
+	case "eat": // all memory
+		for all := [][]byte{}; ; {
+			all = append(all, bytes.Repeat([]byte{1}, 1<<20))
+		}
+	case "eat in a child": // and report its end as a shell does
+		err := exec.Command("/proc/self/exe", "eat").Run()
+		ended, _ := errors.AsType[*exec.ExitError](err)
+		os.Exit(128 + int(ended.Sys().(syscall.WaitStatus).Signal()))
 	case "zombies":
 		fmt.Println(zombies())
 	}

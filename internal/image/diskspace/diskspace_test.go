@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package room_test
+package diskspace_test
 
 import (
 	"bytes"
@@ -13,59 +13,59 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cloudnative.tw/drover/internal/image/room"
+	"cloudnative.tw/drover/internal/image/diskspace"
 	"cloudnative.tw/drover/test/assert"
 )
 
 const mebibyte = 1 << 20
 
 // newDisk mounts a disk of 20 MiB, of which 1 MiB is reserved.
-func newDisk(t *testing.T) *room.Disk {
+func newDisk(t *testing.T) *diskspace.Disk {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("drover-test", dir, "tmpfs", 0, "size=20M"); err != nil {
 		t.Skip("a small disk has to be mounted: run the tests as root")
 	}
 	t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	return &room.Disk{Dir: dir}
+	return &diskspace.Disk{Dir: dir}
 }
 
-func newFile(t *testing.T, d *room.Disk, name string) *room.File {
+func newFile(t *testing.T, d *diskspace.Disk, name string) *diskspace.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(d.Dir, name))
 	assert.NoError(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	return &room.File{File: f, Disk: d}
+	return &diskspace.File{File: f, Disk: d}
 }
 
-// TestTake checks that what one has taken is not there for another, until it is given back, and that nobody gets the
+// TestAllocate checks that what one has allocated is not there for another, until it is given back, and that nobody gets the
 // reserve.
-func TestTake(t *testing.T) {
+func TestAllocate(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
-	release, err := d.Take(12 * mebibyte)
+	release, err := d.Allocate(12 * mebibyte)
 	assert.NoError(t, err)
-	_, err = d.Take(8 * mebibyte)
-	lacks, ok := errors.AsType[*room.LackError](err)
+	_, err = d.Allocate(8 * mebibyte)
+	lacks, ok := errors.AsType[*diskspace.FullError](err)
 	assert.True(t, ok && lacks.Needed == 9*mebibyte, "another gets 8 MiB: %v", err)
-	assert.ErrorSays(t, "Take", err, "8388608 bytes are free on the disk of "+d.Dir+", of which 1048576 bytes must stay free")
-	other, err := d.Take(7 * mebibyte)
+	assert.ErrorSays(t, "Allocate", err, "8388608 bytes are free on the disk of "+d.Dir+", of which 1048576 bytes must stay free")
+	other, err := d.Allocate(7 * mebibyte)
 	assert.NoError(t, err)
 	other()
 	release()
-	release, err = d.Take(19 * mebibyte)
+	release, err = d.Allocate(19 * mebibyte)
 	assert.NoError(t, err)
 	release()
-	assert.ErrorSays(t, "Take", assert.ErrorOf(d.Take(19*mebibyte+1)), "20971520 bytes are free")
+	assert.ErrorSays(t, "Allocate", assert.ErrorOf(d.Allocate(19*mebibyte+1)), "20971520 bytes are free")
 }
 
-// TestFiles checks that files which are written at the same time leave the reserve, and that a hole gives room back.
+// TestFiles checks that files which are written at the same time leave the reserve, and that a hole frees space.
 func TestFiles(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
 	noise := bytes.Repeat([]byte("noise"), 8*mebibyte/5)
 	var all sync.WaitGroup
-	files := []*room.File{newFile(t, d, "a"), newFile(t, d, "b"), newFile(t, d, "c")}
+	files := []*diskspace.File{newFile(t, d, "a"), newFile(t, d, "b"), newFile(t, d, "c")}
 	errs := make([]error, len(files))
 	for n, f := range files {
 		all.Go(func() { _, errs[n] = f.WriteAt(noise, 0) })

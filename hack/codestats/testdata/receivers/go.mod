@@ -1,0 +1,3 @@
+module example.com/receivers
+
+go 1.26.0
