@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -28,9 +29,11 @@ import (
 
 // Limits of a conversation. The time that Connect takes is not counted.
 const (
-	// silenceLimit is how long the agent may send nothing. An agent that polls for clients
-	// needs 100 ms.
+	// silenceLimit is how long the agent may neither read nor send anything. An agent that polls
+	// for clients needs 100 ms.
 	silenceLimit = 10 * time.Second
+	// writeAtOnce is how many bytes are written until the agent counts as silent.
+	writeAtOnce = 64 << 10
 	// conversationLimit bounds a whole conversation. The agent forgets a command once it begins
 	// to report the end, so an answer of some megabytes from a slow guest must not be cut off.
 	conversationLimit = 2 * time.Minute
@@ -61,7 +64,9 @@ func (a Agent) withConversation(ctx context.Context, talk func(*conversation) er
 			_ = conn.Close()
 		}
 	}()
-	c := newConversation(watchedConn{conn, func() { silence.Reset(silenceLimit) }})
+	limit := silenceLimit
+	c := newConversation(watchedConn{conn, func() { silence.Reset(limit) }})
+	c.allowSilence = func(d time.Duration) { limit = d }
 	if err = c.synchronize(); err == nil {
 		err = talk(c)
 	}
@@ -71,12 +76,12 @@ func (a Agent) withConversation(ctx context.Context, talk func(*conversation) er
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for the guest agent: %w", context.Cause(ctx))
 	case bounded.Err() != nil:
-		return fmt.Errorf("%w: it sent nothing for %s, or the exchange took longer than %s", failure.ErrSilent, silenceLimit, conversationLimit)
+		return fmt.Errorf("%w: it sent nothing for %s, or the exchange took longer than %s", failure.ErrSilent, limit, conversationLimit)
 	}
 	return err
 }
 
-// watchedConn calls onActivity after every read and write.
+// watchedConn calls onActivity after every read, and after every writeAtOnce bytes that it writes.
 type watchedConn struct {
 	net.Conn
 	onActivity func()
@@ -88,10 +93,16 @@ func (c watchedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (c watchedConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.onActivity()
-	return n, err
+func (c watchedConn) Write(p []byte) (written int, err error) {
+	for part := range slices.Chunk(p, writeAtOnce) {
+		n, err := c.Conn.Write(part)
+		c.onActivity()
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
 }
 
 // SetTime sets the guest's clock to this host's, in UTC.

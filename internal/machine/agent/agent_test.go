@@ -280,6 +280,35 @@ func TestSilence(t *testing.T) {
 	})
 }
 
+// TestLargeInput checks that a slow guest may take longer to read a command's input, and then to
+// start the command, than an agent may otherwise be silent.
+func TestLargeInput(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		statuses := commands(`{"return":{"exited":true,"exitcode":0}}`)
+		g := &guest{answer: func(command string, arguments map[string]any) string {
+			time.Sleep(2 * silenceLimit)
+			return statuses(command, arguments)
+		}}
+		a := g.agent()
+		a.Connect = func(ctx context.Context) (net.Conn, error) {
+			conn, err := g.connect(ctx)
+			return slowConn{conn}, err
+		}
+		input := bytes.Repeat([]byte("x"), 1<<20)
+		assert.NoError(t, assert.ErrorOf(a.Exec(t.Context(), Command{Args: []string{"cat"}, Stdin: input})))
+		g.checkClosed(t)
+	})
+}
+
+// slowConn takes 20 seconds for a MiB.
+type slowConn struct{ net.Conn }
+
+func (c slowConn) Write(p []byte) (int, error) {
+	time.Sleep(20 * time.Second * time.Duration(len(p)) / (1 << 20))
+	return c.Conn.Write(p)
+}
+
 // TestBusy checks that a command goes on while other clients keep the agent, each for as long
 // as it may, and that this does not hide an agent which is silent whenever it is asked.
 func TestBusy(t *testing.T) {

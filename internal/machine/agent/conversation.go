@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"time"
 
 	"cloudnative.tw/drover/internal/machine/failure"
 )
@@ -37,10 +38,12 @@ type conversation struct {
 	in        *bufio.Reader
 	out       io.Writer
 	bytesRead int
+	// allowSilence sets how long the agent may be silent from now on.
+	allowSilence func(time.Duration)
 }
 
 func newConversation(conn io.ReadWriter) *conversation {
-	return &conversation{in: bufio.NewReaderSize(conn, readAhead), out: conn}
+	return &conversation{in: bufio.NewReaderSize(conn, readAhead), out: conn, allowSilence: func(time.Duration) {}}
 }
 
 // ReadByte implements io.ByteReader.

@@ -27,8 +27,10 @@ const (
 	quickPoll = 20 * time.Millisecond
 	// minPoll and maxPoll bound the interval between the next polls.
 	minPoll, maxPoll = 50 * time.Millisecond, time.Second
-	// maxSilence is how long an agent may leave polls without an answer. Time in which the agent
-	// is busy with other clients, each for up to conversationLimit, is not counted.
+	// maxSilence is how long an agent may leave a start or polls without an answer. It is longer
+	// than silenceLimit, since neither can be repeated: the agent forgets a command whose end it
+	// begins to report. Time in which the agent is busy with other clients, each for up to
+	// conversationLimit, is not counted.
 	maxSilence = 30 * time.Second
 	// killTimeout bounds the attempt to end a command whose caller has left.
 	killTimeout = 10 * time.Second
@@ -163,6 +165,7 @@ func (c Command) Check() error {
 
 // startCommand starts a command, and returns its process ID in the guest.
 func (c *conversation) startCommand(command Command) (pid int64, err error) {
+	c.allowSilence(maxSilence)
 	arguments := struct {
 		Path    string   `json:"path"`
 		Args    []string `json:"arg,omitempty"`
@@ -275,6 +278,7 @@ type execStatus struct {
 }
 
 func (c *conversation) commandStatus(pid int64) (execStatus, error) {
+	c.allowSilence(maxSilence)
 	var s execStatus
 	isTruncated, err := c.executeWithLimits(outputLimits, "guest-exec-status", map[string]int64{"pid": pid}, &s)
 	s.isTruncated = isTruncated || s.OutTruncated || s.ErrTruncated
