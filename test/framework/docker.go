@@ -373,7 +373,7 @@ func MakeTar(path string, content []byte) ([]byte, error) {
 }
 
 // busyBoxNames are the commands in the image of BusyBoxImage.
-var busyBoxNames = strings.Fields("sh ash cat echo env hostname httpd id ip kill ls mkdir mount nc pwd rm sleep stat stty tar test touch true false tty wget df head wc")
+var busyBoxNames = strings.Fields("sh ash cat echo env hostname httpd id ip kill ls mkdir mount nc pwd rm sleep stat stty tar test touch true false tty wget df head wc grep sync")
 
 // BusyBoxImage returns a container image with BusyBox, a user ann of the groups ann and staff, and the given configuration.
 func BusyBoxImage(t testing.TB, config v1.Config) v1.Image {

@@ -17,7 +17,11 @@ import (
 
 // addCrashPoints makes every call to a driver a point at which test/faults can end the process.
 func addCrashPoints(name string, d driver.Driver) driver.Driver {
-	return &crashingDriver{Driver: d, name: name}
+	crashing := &crashingDriver{Driver: d, name: name}
+	if writer, ok := driver.As[driver.FileWriter](d); ok {
+		return &crashingFileWriter{crashing, writer}
+	}
+	return crashing
 }
 
 type crashingDriver struct {
@@ -87,4 +91,23 @@ func (d *crashingDriver) EngineID(ctx context.Context) (string, error) {
 		return "", errors.New("the driver does not report its engine's id")
 	}
 	return callDriver(ctx, crashpoint.Begin(d.name+".EngineID", "engine"), identifier.EngineID)
+}
+
+// crashingFileWriter is a crashingDriver that writes files.
+type crashingFileWriter struct {
+	*crashingDriver
+	writer driver.FileWriter
+}
+
+// FileRevisions implements driver.FileWriter.
+func (d *crashingFileWriter) FileRevisions(ctx context.Context, uid types.UID) (map[string]string, error) {
+	p := crashpoint.Begin(d.name+".FileRevisions", string(uid))
+	return callDriver(ctx, p, func(ctx context.Context) (map[string]string, error) { return d.writer.FileRevisions(ctx, uid) })
+}
+
+// WriteFiles implements driver.FileWriter.
+func (d *crashingFileWriter) WriteFiles(ctx context.Context, uid types.UID, mount driver.FileMount) error {
+	p := crashpoint.Begin(d.name+".WriteFiles", string(uid))
+	_, err := callDriver(ctx, p, func(ctx context.Context) (struct{}, error) { return struct{}{}, d.writer.WriteFiles(ctx, uid, mount) })
+	return err
 }

@@ -59,7 +59,7 @@ type ShortageError struct {
 }
 
 func (e *ShortageError) Error() string {
-	return fmt.Sprintf("needed %d bytes and %d for QEMU and its supervisor, available %d %s, of which %d are promised to other machines",
+	return fmt.Sprintf("needed %d bytes and %d for QEMU, its supervisor and files, available %d %s, of which %d are promised to other machines",
 		e.Guest, e.Overhead, e.Available, e.Where, e.Promised)
 }
 

@@ -147,7 +147,7 @@ func Calls(point string) []string {
 const dockerRead, qmp, toSupervisor = "docker read ", "QMP ", "machine "
 
 // calls matches the points that are calls.
-var calls = regexp.MustCompile(`^(QMP|machine|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID)) `)
+var calls = regexp.MustCompile(`^(QMP|machine|docker|docker read|[a-z]+\.(Ensure|Delete|List|Usage|Watch|EngineID|FileRevisions|WriteFiles)) `)
 
 // isRequest reports whether a point is a request to the API server that can have faults.
 // Requests for Leases cannot, because losing its Lease ends a process. Events cannot, because
@@ -169,4 +169,4 @@ func isMutation(point string) bool {
 	return !reads.MatchString(point)
 }
 
-var reads = regexp.MustCompile(`^(GET |WATCH |docker read |QMP (query-|qom-get)|[a-z]+\.(List|Usage|Watch|EngineID) )`)
+var reads = regexp.MustCompile(`^(GET |WATCH |docker read |QMP (query-|qom-get)|[a-z]+\.(List|Usage|Watch|EngineID|FileRevisions) )`)

@@ -98,6 +98,7 @@ var workloads = []workload{
 	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
 	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
 	{name: "job", ends: true, act: []step{createJob, waitEnded}},
+	{name: "files", ends: true, setup: []step{createReader, waitApplied}, act: []step{changeSecret, waitEnded}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
 }
 
@@ -119,6 +120,17 @@ func createJob(ctx context.Context, s *crashRun) error {
 	}
 	return s.CreateVM(ctx, jobs.NewJob(vmName).Obj())
 }
+
+// createReader creates a VirtualMachine whose server ends after changeSecret.
+func createReader(ctx context.Context, s *crashRun) error {
+	jobs, ok := s.engine.(lab.Jobs)
+	if !ok {
+		return errors.New("servers of this engine cannot end by themselves")
+	}
+	return s.CreateVM(ctx, jobs.NewReader(vmName).Obj())
+}
+
+func changeSecret(ctx context.Context, s *crashRun) error { return s.ChangeSecret(ctx) }
 
 // waitEnded waits until the server has ended by itself.
 func waitEnded(ctx context.Context, s *crashRun) error {

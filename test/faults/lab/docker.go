@@ -27,6 +27,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/events"
 	"github.com/moby/moby/client"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -354,7 +355,7 @@ func (e Containers) Name() string {
 
 // Runs implements Engine: it selects the workloads in which a machine of a container image differs from that of a disk image.
 func (e Containers) Runs(workload string) bool {
-	return slices.Contains([]string{"create", "job", "power", "restart", "delete"}, workload)
+	return slices.Contains([]string{"create", "job", "files", "power", "restart", "delete"}, workload)
 }
 
 // Args implements Engine.
@@ -370,7 +371,7 @@ func (e Containers) Prepare(ctx context.Context, w *World) error {
 }
 
 func (s *servedImage) make(ctx context.Context) error {
-	busybox, err := framework.MakeBusyBoxImage(ctx, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}, Env: []string{"PATH=/bin"}})
+	busybox, err := framework.MakeBusyBoxImage(ctx, v1.Config{Entrypoint: []string{"/bin/sh", "-c"}, Env: []string{"PATH=/bin"}, Volumes: map[string]struct{}{"/home": {}}})
 	if err != nil {
 		return err
 	}
@@ -382,11 +383,26 @@ func (s *servedImage) make(ctx context.Context) error {
 	return err
 }
 
-// NewVM implements Engine.
+// checkMounts is a command that fails unless the machine has its volumes and files, with what earlier runs have left
+// there. It writes to the volume before it writes to the root disk.
+const checkMounts = `set -e
+grep -q "^/dev/[a-z]* /data ext4" /proc/mounts
+grep -q " /home ext4" /proc/mounts
+test -d /home/ann
+grep -q password /files/data
+test ! -e /began || test -e /data/began
+touch /data/began
+sync
+touch /began
+`
+
+// NewVM implements Engine. Its command ends, and so breaks rules.AsRequested, if its volumes or files are missing.
 func (e Containers) NewVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver(e.QEMU.Name()).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "128Mi").GracePeriod(5).
 		Image(e.served.reference).Spec(func(s *api.VirtualMachineSpec) {
-		s.Ephemeral, s.Args = e.Ephemeral, []string{"while :; do sleep 1; done"}
+		s.Ephemeral, s.Args = e.Ephemeral, []string{checkMounts + "while :; do sleep 1; done"}
+		s.Volumes = []api.Volume{{Name: "data", Size: resource.MustParse("16Mi"), MountPath: "/data"}}
+		s.Files = []api.FileMount{{MountPath: "/files", Secret: &api.SecretFiles{SecretName: SecretName}}}
 		s.Env = []api.EnvVar{{Name: "SECRET", ValueFrom: &api.EnvVarSource{SecretKeyRef: &api.SecretKeySelector{SecretKeyRef: api.SecretKeyRef{Name: SecretName, Key: SecretKey}}}}}
 	})
 }
@@ -395,6 +411,13 @@ func (e Containers) NewVM(name string) *framework.VMBuilder {
 func (e Containers) NewJob(name string) *framework.VMBuilder {
 	return e.NewVM(name).RestartPolicy(api.RestartNever).Spec(func(s *api.VirtualMachineSpec) {
 		s.Args = []string{"test ! -e /was && touch /was"}
+	})
+}
+
+// NewReader implements Jobs.
+func (e Containers) NewReader(name string) *framework.VMBuilder {
+	return e.NewVM(name).RestartPolicy(api.RestartNever).Spec(func(s *api.VirtualMachineSpec) {
+		s.Args = []string{checkMounts + "until grep -q " + changedText + " /files/" + SecretKey + "; do sleep 1; done"}
 	})
 }
 

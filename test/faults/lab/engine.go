@@ -67,6 +67,9 @@ type Requests interface {
 type Jobs interface {
 	// NewJob returns a VirtualMachine whose server ends successfully, and fails if it is run a second time.
 	NewJob(name string) *framework.VMBuilder
+	// NewReader returns a VirtualMachine whose server ends when its files have the Secret as
+	// World.ChangeSecret leaves it.
+	NewReader(name string) *framework.VMBuilder
 }
 
 // Breakage breaks and repairs an engine.

@@ -95,6 +95,21 @@ func (w *World) createSecret(ctx context.Context) error {
 	return err
 }
 
+// changedText is in the Secret after ChangeSecret.
+const changedText = "changed"
+
+// ChangeSecret adds text to the Secret as a user does.
+func (w *World) ChangeSecret(ctx context.Context) error {
+	secrets := w.KubeClient.CoreV1().Secrets(w.Name)
+	s, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	s.Data[SecretKey] = append(s.Data[SecretKey], "\n# "+changedText...)
+	_, err = secrets.Update(ctx, s, metav1.UpdateOptions{})
+	return err
+}
+
 // DeleteNamespace requests the deletion of the namespace of the VirtualMachines, and waits until Kubernetes
 // has requested the deletion of each VirtualMachine.
 func (w *World) DeleteNamespace(ctx context.Context) error {

@@ -202,7 +202,7 @@ func (e *environment) addImage(ctx context.Context) error {
 
 // addContainer serves a container image, and builds the kernel that boots it.
 func (e *environment) addContainer(ctx context.Context) error {
-	image, err := framework.MakeBusyBoxImage(ctx, v1.Config{})
+	image, err := framework.MakeBusyBoxImage(ctx, v1.Config{Volumes: map[string]struct{}{"/home": {}}})
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,10 @@ var workloads = map[string]imageCase{
 			{script: "docker run --detach --name web --restart always --publish 8080:80 --memory 32m web >/dev/null 2>&1"},
 			{script: "docker exec web /bin/busybox cat /sys/fs/cgroup/memory.max", prints: "33554432\n"},
 			{script: "docker run --rm --memory 32m --entrypoint /bin/busybox web sh -c '" + takeMemory + "' 2>/dev/null", code: 137},
+			// The disk is full, and then has room again.
+			{script: "fallocate -l $(($(df --output=avail -B1 /var/lib/docker | tail -1) - (16 << 20))) /var/lib/docker/full && " +
+				"docker run --rm --entrypoint /bin/busybox web dd if=/dev/zero of=/big bs=1M count=64 2>&1 | grep -o 'No space left on device'", prints: "No space left on device\n"},
+			{script: "rm /var/lib/docker/full && docker run --rm --entrypoint /bin/busybox web echo again", prints: "again\n"},
 		},
 		kept: []imageCommand{{script: "docker image inspect web >/dev/null"}},
 		page: "built\n",

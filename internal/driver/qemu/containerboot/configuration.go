@@ -9,6 +9,7 @@ package containerboot
 
 import (
 	"cmp"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -119,6 +120,16 @@ func OpenFiles(spec driver.ServerSpec) (*os.File, error) {
 	}
 	defer func() { _ = f.Close() }()
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // QEMU takes a descriptor for reading alone
+}
+
+// FilesBytes returns about how much memory the disk of OpenFiles takes until the run ends.
+func FilesBytes(spec driver.ServerSpec) (size int64) {
+	for _, m := range spec.Files {
+		for _, f := range m.Files {
+			size += int64(len(f.Path) + base64.StdEncoding.EncodedLen(len(f.Data.Reveal())))
+		}
+	}
+	return size
 }
 
 // ContentOf returns a folder in the form in which the guest reads it.

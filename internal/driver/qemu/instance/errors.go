@@ -44,7 +44,7 @@ var machineErrors = []struct {
 // names the field of the spec in a shortage of memory, and returns other errors unchanged.
 func ContractError(err error) error {
 	if shortage, ok := errors.AsType[*memory.ShortageError](err); ok {
-		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: needed %s and %s for QEMU and its supervisor, available %s %s, of which %s are promised to other machines",
+		return driver.Errorf(driver.ErrExhausted, "spec.resource.memory: needed %s and %s for QEMU, its supervisor and files, available %s %s, of which %s are promised to other machines",
 			kit.FormatBytes(shortage.Guest), kit.FormatBytes(shortage.Overhead), kit.FormatMegabytes(shortage.Available), shortage.Where, kit.FormatMegabytes(shortage.Promised))
 	}
 	if errors.Is(err, launch.ErrUserIDsExhausted) {

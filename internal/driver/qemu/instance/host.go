@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/addresses"
+	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
@@ -230,7 +231,7 @@ func (h *Host) FindPlatform(ctx context.Context, machineType string) (Platform, 
 // DemandOf returns the memory that a server needs for a spec.
 func DemandOf(s *Instance, spec driver.ServerSpec, accel string) memory.Demand {
 	return memory.Demand{
-		Guest: spec.MemoryBytes, Overhead: memory.OverheadOf(accel),
+		Guest: spec.MemoryBytes, Overhead: memory.OverheadOf(accel) + containerboot.FilesBytes(spec),
 		RanBefore: !s.StartedAt.IsZero() && s.Settings.MemoryBytes == spec.MemoryBytes,
 	}
 }
