@@ -161,6 +161,9 @@ var All = []Bug{
 	{"silent-supervisor-kept", "", []Edit{{
 		"internal/driver/qemu/instance/supervise.go", "	if isSilent(ctx, c) {\n", "	if isSilent(ctx, c) && !BUG {\n",
 	}}},
+	{"failed-files-forgotten", "", []Edit{{
+		"internal/controller/filesync/filesync.go", "			if hasFailed {\n", "			if BUG && hasFailed {\n				return\n			}\n			if hasFailed {\n",
+	}}},
 	{"killed-container-kept", "", []Edit{{
 		"internal/driver/pod/ends/proof.go", "	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated)\n",
 		"	isReported := s.State.Terminated != nil && !isInferred(s.State.Terminated) && (!BUG || s.State.Terminated.ExitCode != codeKilled)\n",

@@ -177,6 +177,7 @@ var seededBugs = []seededBug{
 	{"qemu-ends-with-supervisor", "supervisor, qemu", "O7", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.SupervisorKilled), "resize"), quick},
 	{"supervisor-missing-as-end", "supervisor, qemu", "", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.SupervisorKilled), "resize"), slow},
 	{"silent-supervisor-kept", "supervisor, qemu", "", exploring(lab.NewQEMU(), crash.DisturbCalls(outside.SupervisorHalted), "resize"), slow},
+	{"failed-files-forgotten", "calls of drivers, container", "O10", exploring(lab.NewContainers(false), only(crash.Calls, "qemu.WriteFiles", "fails"), "files"), slow},
 	{"pause-by-annotation", "crash points, pod", "", exploring(lab.NewPod(), nil, "pause"), quick},
 	{"killed-container-kept", "machine, pod", "", exploring(lab.NewPod(), crash.DisturbCalls(outside.ContainerKilled), "restart"), slow},
 	{"epochs-not-compared", "two leaders, fake", "", exploring(lab.Fake{}, only(crash.DisturbCalls(outside.Superseded), "fake.Ensure", ""), "power", "create-delete", "resize"), quick},
@@ -206,6 +207,7 @@ var withoutBugs = map[string]string{
 	"rest":                    "it looks for longer at what crash points look at, and TestSeededBugs of schedules breaks that rule",
 	"clock of Docker":         "TestClockIsShown of package lab shows that it steps",
 	"crash points, container": "it has the rules of crash points, qemu; it has found two more bugs, which docs/faults.md names",
+	"supervisor, container":   "it has the faults and rules of supervisor, qemu",
 	"soak, docker":            "it has the rules of fake",
 	"soak, qemu":              "it has the rules of fake",
 }

@@ -11,6 +11,7 @@ package faults
 
 import (
 	"slices"
+	"strings"
 
 	"cloudnative.tw/drover/test/faults/apifaults"
 	"cloudnative.tw/drover/test/faults/crash"
@@ -96,6 +97,11 @@ var atPoints = []crash.Settings{
 		Name: "supervisor, qemu", Parallel: 6, InTurn: true, Engines: qemu, Workloads: withoutFailures, Default: 3,
 		Faults: crash.DisturbCallsAndWrites(outside.SupervisorKilled, outside.SupervisorSuspended, outside.SupervisorHalted, outside.BothKilled),
 	},
+	{Name: "calls of drivers, container", Parallel: 4, InTurn: true, Engines: images[:1], Faults: writesOfFiles, Workloads: files},
+	{
+		Name: "supervisor, container", Parallel: 4, InTurn: true, Engines: images[:1], Workloads: files,
+		Faults: crash.DisturbCallsAndWrites(outside.SupervisorKilled, outside.SupervisorSuspended, outside.SupervisorHalted),
+	},
 	{Name: "crash points, pod", Parallel: 6, InTurn: true, Engines: pods, Workloads: short, Default: 1},
 	{
 		Name: "two leaders, pod", Parallel: 6, InTurn: true, Engines: pods, Workloads: short, Default: 1,
@@ -119,6 +125,17 @@ const oldList = "delete/fake/restart/DELETED virtualmachines vm-1#1/list of the 
 
 // withoutFailures are the workloads in which nothing but the injected fault fails.
 var withoutFailures = []string{"create", "power", "resize", "restart", "replace", "delete", "create-delete", "recreate", "retain", "namespace"}
+
+// files is the workload whose files change.
+var files = []string{"files"}
+
+// writesOfFiles returns the faults of a call that writes files. The other calls of that workload depend on the time.
+func writesOfFiles(point string) []string {
+	if !strings.HasPrefix(point, "qemu.WriteFiles ") {
+		return nil
+	}
+	return crash.Calls(point)
+}
 
 // short are the workloads for driver pod, whose machines take longest.
 var short = []string{"create", "power", "restart", "delete"}

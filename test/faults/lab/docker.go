@@ -401,7 +401,7 @@ func (e Containers) NewVM(name string) *framework.VMBuilder {
 	return framework.NewVM(name).Driver(e.QEMU.Name()).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "128Mi").GracePeriod(5).
 		Image(e.served.reference).Spec(func(s *api.VirtualMachineSpec) {
 		s.Ephemeral, s.Args = e.Ephemeral, []string{checkMounts + "while :; do sleep 1; done"}
-		s.Volumes = []api.Volume{{Name: "data", Size: resource.MustParse("16Mi"), MountPath: "/data"}}
+		s.Volumes = []api.Volume{{Name: "data", Size: resource.MustParse("64Mi"), MountPath: "/data"}}
 		s.Files = []api.FileMount{{MountPath: "/files", Secret: &api.SecretFiles{SecretName: SecretName}}}
 		s.Env = []api.EnvVar{{Name: "SECRET", ValueFrom: &api.EnvVarSource{SecretKeyRef: &api.SecretKeySelector{SecretKeyRef: api.SecretKeyRef{Name: SecretName, Key: SecretKey}}}}}
 	})

@@ -117,6 +117,8 @@ func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server
 		return nil, disturbDocker(ctx, w, s, d)
 	case lab.QEMU:
 		return disturbQEMU(w, e.Dir(w), e.Journal(w), s, d)
+	case lab.Containers:
+		return disturbQEMU(w, e.Dir(w), e.Journal(w), s, d)
 	case lab.Pod:
 		return disturbPod(e, w, s, d)
 	}

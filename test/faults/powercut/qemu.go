@@ -69,7 +69,7 @@ func newQEMUWorkload(in inputs, program *machine.Program) (*workload, error) {
 		Target: driver.Target{UID: uidBoxed, Epoch: 1}, Namespace: "default", Name: "boxed",
 		RestartPolicy: driver.RestartNever, CPUMilli: 1000, MemoryBytes: 128 << 20,
 		Image: driver.Image{Source: in.Container}, Command: []string{"/bin/sleep", "100000"}, Ephemeral: true,
-		Volumes: []driver.Volume{{Name: "data", SizeBytes: 16 << 20, MountPath: "/data"}},
+		Volumes: []driver.Volume{{Name: "data", SizeBytes: 64 << 20, MountPath: "/data"}},
 		Files:   []driver.FileMount{{MountPath: "/files", Revision: "1", Files: []driver.File{{Path: "a", Mode: 0o644, Data: driver.NewSecret("a")}}}},
 	}
 	grow := func(spec *driver.ServerSpec) { spec.RootDiskBytes *= 2 }
