@@ -383,8 +383,8 @@ func (s *servedImage) make(ctx context.Context) error {
 	return err
 }
 
-// checkMounts is a command that fails unless the machine has its volumes and files, with what earlier runs have left
-// there. It writes to the volume before it writes to the root disk.
+// checkMounts is a command that fails unless the machine has its volumes and files, and the files of earlier runs on
+// the volume. It writes to the volume before it writes to the root disk.
 const checkMounts = `set -e
 grep -q "^/dev/[a-z]* /data ext4" /proc/mounts
 grep -q " /home ext4" /proc/mounts
