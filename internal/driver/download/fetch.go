@@ -107,11 +107,12 @@ func (f *Fetch) watchStall(ctx context.Context, cancel context.CancelCauseFunc) 
 	reviews := f.tracker.Clock.NewTimer(reviewInterval)
 	defer reviews.Stop()
 	stall := f.tracker.Clock.NewTimer(f.tracker.Stall)
-	defer stall.Stop()
+	defer func() { stall.Stop() }()
 	for {
 		select {
 		case <-f.alive:
-			stall.Reset(f.tracker.Stall)
+			stall.Stop()
+			stall = f.tracker.Clock.NewTimer(f.tracker.Stall) // Reset would keep the end of an old one, on which a fake clock blocks
 		case <-stall.C():
 			cancel(errStalled)
 			return

@@ -152,7 +152,7 @@ func (p *pings) carry(key pingKey, queue chan header.ICMPv4, conn net.Conn) {
 		p.receiveAnswers(key, conn)
 	}()
 	timer := p.edge.Clock.NewTimer(pingTimeout)
-	defer timer.Stop()
+	defer func() { timer.Stop() }()
 	for {
 		select {
 		case message := <-queue:
@@ -162,7 +162,8 @@ func (p *pings) carry(key pingKey, queue chan header.ICMPv4, conn net.Conn) {
 			if _, err := conn.Write(message); err != nil {
 				return
 			}
-			timer.Reset(pingTimeout)
+			timer.Stop()
+			timer = p.edge.Clock.NewTimer(pingTimeout) // Reset would keep the end of an old one, on which a fake clock blocks
 		case <-timer.C():
 			return
 		case <-over:
