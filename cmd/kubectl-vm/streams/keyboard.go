@@ -24,8 +24,9 @@ type Keyboard struct {
 	rest     []byte        // of the last chunk from typed
 }
 
-// ReadKeyboard starts reading. If in is a terminal, LeaveKey ends the input, and keys beyond maxChunks
-// are lost while nothing reads them. The input of a pipe is never lost.
+// ReadKeyboard starts reading. If in is a terminal, nothing is read after LeaveKey, and keys beyond maxChunks
+// are lost while nothing reads them. LeaveKey does not end the input, because the VM would see that end too, as Ctrl-D.
+// The input of a pipe is never lost.
 func ReadKeyboard(in io.Reader, isTerminal bool) *Keyboard {
 	k := &Keyboard{typed: make(chan []byte, maxChunks), detached: make(chan struct{}), lock: make(chan struct{}, 1)}
 	go k.readInput(in, isTerminal)
@@ -33,7 +34,6 @@ func ReadKeyboard(in io.Reader, isTerminal bool) *Keyboard {
 }
 
 func (k *Keyboard) readInput(in io.Reader, isTerminal bool) {
-	defer close(k.typed)
 	for {
 		chunk := make([]byte, 4<<10)
 		n, err := in.Read(chunk)
@@ -49,6 +49,7 @@ func (k *Keyboard) readInput(in io.Reader, isTerminal bool) {
 			return
 		}
 		if err != nil {
+			close(k.typed)
 			return
 		}
 	}

@@ -8,32 +8,41 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestLeaveKey checks that the key leaves a terminal after what was typed before it, and is
+// TestLeaveKey checks that the key leaves a terminal after what was typed before it, without an end of the input, and is
 // an ordinary byte of a pipe.
 func TestLeaveKey(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		isTerminal bool
 		want       string
+		until      time.Duration
 	}{
-		"terminal": {isTerminal: true, want: "before"},
+		"terminal": {isTerminal: true, want: "before", until: time.Hour}, // when the connection ends
 		"pipe":     {isTerminal: false, want: "before\x1dafter"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := ReadKeyboard(strings.NewReader("before\x1dafter"), test.isTerminal)
-			got, err := io.ReadAll(k.NewReader(t.Context()))
-			assert.True(t, err == nil && string(got) == test.want, "passed on was %q, %v, want %q", got, err, test.want)
-			select {
-			case <-k.Detached():
-				assert.True(t, test.isTerminal, "a pipe has detached")
-			default:
-				assert.True(t, !test.isTerminal, "it has not detached")
-			}
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				k := ReadKeyboard(strings.NewReader("before\x1dafter"), test.isTerminal)
+				got, err := io.ReadAll(k.NewReader(ctx))
+				assert.True(t, err == nil && string(got) == test.want, "passed on was %q, %v, want %q", got, err, test.want)
+				assert.Equal(t, "the input ends after", time.Since(began), test.until)
+				select {
+				case <-k.Detached():
+					assert.True(t, test.isTerminal, "a pipe has detached")
+				default:
+					assert.True(t, !test.isTerminal, "it has not detached")
+				}
+			})
 		})
 	}
 }
