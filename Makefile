@@ -56,7 +56,8 @@ EMBEDDED = standalone/internal/embedded/programs/drover-machine
 build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/kubectl-vm
 	@mkdir -p bin "$(PROGRAMS)"
 	@exec 9>"$(PROGRAMS)/.lock" && flock 9 && set -x && \
-	CGO_ENABLED=0 go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-machine && \
+	export CGO_ENABLED=0 && \
+	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-machine && \
 	{ cmp --silent "$(PROGRAMS)/drover-machine" $(EMBEDDED) || cp --remove-destination "$(PROGRAMS)/drover-machine" $(EMBEDDED); } && \
 	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/drover-controller && \
 	go -C standalone build -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o "$(PROGRAMS)/drover" . && \

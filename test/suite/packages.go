@@ -176,6 +176,7 @@ var packages = []testPackage{
 	{"internal/image/rootfs", process, 8},
 	{"internal/machine/converter", process, 8},
 	{"internal/machine", process, 8},
+	{"internal/machine/accounts", process, 8},
 	{"internal/machine/agent", process, 8},
 	{"internal/machine/cgroup", process, 4},
 	{"internal/machine/confine", process, 4},

@@ -6,10 +6,9 @@ package launch
 import (
 	"fmt"
 	"os"
-	"os/user"
 	"slices"
-	"strconv"
 
+	"cloudnative.tw/drover/internal/machine/accounts"
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
@@ -82,10 +81,6 @@ func (u *Users) FindExposuresOf(uid int, groups []int, folder string) []string {
 
 // hasGroup reports whether one of the groups has this name.
 func hasGroup(groups []int, name string) bool {
-	group, err := user.LookupGroup(name)
-	if err != nil {
-		return false
-	}
-	id, err := strconv.Atoi(group.Gid)
-	return err == nil && slices.Contains(groups, id)
+	group, err := accounts.FindGroup(name)
+	return err == nil && slices.Contains(groups, int(group.ID))
 }

@@ -9,13 +9,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"os/user"
 	"strconv"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"cloudnative.tw/drover/internal/machine/accounts"
 	"cloudnative.tw/drover/internal/machine/confine"
 )
 
@@ -78,22 +78,17 @@ func (u *Users) findUser() (*confine.User, error) {
 	if u.name == "" {
 		return nil, nil //nolint:nilnil // Machines run as the user of this program.
 	}
-	found, err := user.Lookup(u.name)
-	if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
+	found, err := accounts.FindUser(u.name)
+	if errors.Is(err, accounts.ErrUnknown) {
 		return nil, fmt.Errorf("%w: user %s of machines does not exist: create it with \"useradd --system --no-create-home --shell /usr/sbin/nologin %[2]s\"", ErrNoUser, u.name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: looking for user %s: %w", ErrNoUser, u.name, err)
 	}
-	uid, err := strconv.ParseUint(found.Uid, 10, 32)
-	gid, err2 := strconv.ParseUint(found.Gid, 10, 32)
-	if err := errors.Join(err, err2); err != nil {
-		return nil, fmt.Errorf("%w: user %s: %w", ErrNoUser, u.name, err)
-	}
-	if uid == 0 || gid == 0 {
+	if found.ID == 0 || found.GroupID == 0 {
 		return nil, fmt.Errorf("%w: user %s has the ID or group of root: name another user", ErrNoUser, u.name)
 	}
-	return &confine.User{ID: uint32(uid), GroupID: uint32(gid)}, nil
+	return &confine.User{ID: found.ID, GroupID: found.GroupID}, nil
 }
 
 // CheckDevice fails unless machines' users may read and write a device.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,10 +16,11 @@ import (
 	"syscall"
 	"time"
 
-	accounts "github.com/moby/sys/user"
+	"github.com/moby/sys/user"
 
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/machine/accounts"
 )
 
 // answerWithin is how long a file system may take, whose server may be away.
@@ -78,8 +78,8 @@ func Read(path string) ([]byte, fs.FileInfo, error) {
 
 // UserName returns the name of a user, or the ID of one whom the host does not list.
 func UserName(id int) string {
-	if found, err := user.LookupId(strconv.Itoa(id)); err == nil {
-		return found.Username
+	if found, err := accounts.FindUserByID(uint32(id)); err == nil { //nolint:gosec // a user ID of the kernel
+		return found.Name
 	}
 	return strconv.Itoa(id)
 }
@@ -108,9 +108,9 @@ func BecomeOwner(path string) error {
 	case err != nil:
 		return fmt.Errorf("root does not use %s: %w", path, err)
 	}
-	gid, groups, err := groupsOf(uid, folderGroup)
+	groups, err := groupsOf(uid, folderGroup)
 	if err == nil {
-		err = errors.Join(syscall.Setgroups(groups), syscall.Setgid(gid), syscall.Setuid(uid))
+		err = errors.Join(syscall.Setgroups(groups), syscall.Setgid(groups[0]), syscall.Setuid(uid))
 	}
 	if err != nil {
 		return fmt.Errorf("acting as user %s, who owns %s: %w", UserName(uid), path, err)
@@ -118,27 +118,33 @@ func BecomeOwner(path string) error {
 	return nil
 }
 
-// groupsOf returns the groups that a login gives to a user, such as the group of Docker's socket.
+// groupsOf returns the groups that a login gives to a user, such as the group of Docker's socket, the primary one first.
 // A user whom the host does not list has the group of the folder alone.
-func groupsOf(uid, ofFolder int) (gid int, all []int, err error) {
-	listed, err := user.LookupId(strconv.Itoa(uid))
-	if err == nil {
-		gid, err = strconv.Atoi(listed.Gid)
+func groupsOf(uid, ofFolder int) ([]int, error) {
+	all := GroupsOf(uid)
+	switch {
+	case all != nil:
+		return all, nil
+	case ofFolder == 0:
+		return nil, errors.New("the host does not list that user, and the folder's group is root's: give it another group")
 	}
-	if err != nil && ofFolder == 0 {
-		return 0, nil, errors.New("the host does not list that user, and the folder's group is root's: give it another group")
-	}
+	return []int{ofFolder}, nil
+}
+
+// GroupsOf returns the groups that a login gives to a user, the primary one first; nil if the host does not list the user.
+func GroupsOf(id int) (all []int) {
+	found, err := accounts.FindUserByID(uint32(id)) //nolint:gosec // a user ID of the kernel
 	if err != nil {
-		return ofFolder, []int{ofFolder}, nil //nolint:nilerr // The host does not list that user.
+		return nil
 	}
-	all = []int{gid}
-	ids, _ := listed.GroupIds()
-	for _, id := range ids {
-		if n, err := strconv.Atoi(id); err == nil && n != gid {
-			all = append(all, n)
-		}
+	groups, err := accounts.GroupsOf(found)
+	if err != nil {
+		return []int{int(found.GroupID)}
 	}
-	return gid, all, nil
+	for _, g := range groups {
+		all = append(all, int(g))
+	}
+	return all
 }
 
 // OwnerOf returns the ID of the user who owns a file, or -1.
@@ -283,11 +289,11 @@ func (s step) checkWriters() error {
 // isPrivateGroup reports whether one user is the only member of a group, by the files of accounts: a
 // user private group. A group from another source of accounts, such as LDAP, never is one.
 func isPrivateGroup(passwd, group string, uid, gid int) bool {
-	users, err := accounts.ParsePasswdFileFilter(passwd, func(u accounts.User) bool { return u.Uid == uid || u.Gid == gid })
+	users, err := user.ParsePasswdFileFilter(passwd, func(u user.User) bool { return u.Uid == uid || u.Gid == gid })
 	if err != nil || len(users) != 1 || users[0].Uid != uid || users[0].Gid != gid {
 		return false
 	}
-	groups, err := accounts.ParseGroupFileFilter(group, func(g accounts.Group) bool { return g.Gid == gid })
+	groups, err := user.ParseGroupFileFilter(group, func(g user.Group) bool { return g.Gid == gid })
 	return err == nil && len(groups) == 1 &&
 		!slices.ContainsFunc(groups[0].List, func(member string) bool { return member != users[0].Name })
 }

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"os/user"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,6 +19,7 @@ import (
 	"cloudnative.tw/drover/cmd/kubectl-vm/findings"
 	"cloudnative.tw/drover/cmd/kubectl-vm/printable"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/accounts"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/internal/machine/confine"
 	"cloudnative.tw/drover/internal/machine/launch"
@@ -102,7 +102,7 @@ func groupOfFile(path string) string {
 	if err := syscall.Stat(path, &info); err != nil || info.Gid == 0 {
 		return ""
 	}
-	if g, err := user.LookupGroupId(strconv.Itoa(int(info.Gid))); err == nil {
+	if g, err := accounts.FindGroupByID(info.Gid); err == nil {
 		return g.Name
 	}
 	return strconv.Itoa(int(info.Gid))

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/user"
 	"strconv"
 	"strings"
 	"syscall"
@@ -43,9 +42,8 @@ func findUser(pid int, dir string) User {
 			u.Groups, _ = os.Getgroups()
 			return u.withName()
 		}
-		u = u.withName()
-		u.Groups = groupsOf(u.Name)
-		return u
+		u.Groups = datadir.GroupsOf(u.ID)
+		return u.withName()
 	}
 	return callingUser()
 }
@@ -94,19 +92,6 @@ func parseIDs(text string) []int {
 func (u User) withName() User {
 	u.Name = datadir.UserName(u.ID)
 	return u
-}
-
-// groupsOf returns the groups that a user gets at a login.
-func groupsOf(name string) []int {
-	found, err := user.Lookup(name)
-	if err != nil {
-		return nil
-	}
-	listed, err := found.GroupIds()
-	if err != nil {
-		return nil
-	}
-	return parseIDs(strings.Join(listed, " "))
 }
 
 func (u User) isRoot() bool { return u.ID == 0 }
