@@ -17,7 +17,7 @@ check() {
 	[[ "${size}" -le $(($2 * 1000000)) ]] || failed=1
 }
 
-check bin/drover 195 # with drover-machine in it
+check bin/drover 156 # with drover-machine in it
 check bin/drover-controller 62
 check bin/kubectl-vm 42
 check bin/drover-machine 13
