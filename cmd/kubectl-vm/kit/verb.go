@@ -23,10 +23,11 @@ const (
 
 // FormatExamples returns the examples of a verb's help.
 func (o *Options) FormatExamples(lines ...string) string {
-	for i, line := range lines {
-		lines[i] = "  " + o.Program + " " + line
+	var indented []string // all commands of this process share the examples of a verb
+	for _, line := range lines {
+		indented = append(indented, "  "+o.Program+" "+line)
 	}
-	return strings.Join(lines, "\n")
+	return strings.Join(indented, "\n")
 }
 
 // NewVerbGroup returns a command that only contains verbs. Without a verb it prints its help.
