@@ -20,6 +20,12 @@ import (
 // answerWithin bounds each question, since a directory service may not answer.
 const answerWithin = 10 * time.Second
 
+// programs are the paths of getent and id. They are not looked for in PATH, because root may have a PATH with folders
+// of another user.
+type programs struct{ getent, id string }
+
+var onHost = programs{"/usr/bin/getent", "/usr/bin/id"}
+
 // ErrUnknown means that the host does not list the user or group.
 var ErrUnknown = errors.New("the host does not list it")
 
@@ -40,26 +46,26 @@ func FindUser(name string) (User, error) {
 	if err := checkName(name); err != nil {
 		return User{}, err
 	}
-	return findUser(name)
+	return onHost.findUser(name)
 }
 
 // FindUserByID returns the user with an ID. It fails with ErrUnknown.
-func FindUserByID(id uint32) (User, error) { return findUser(formatID(id)) }
+func FindUserByID(id uint32) (User, error) { return onHost.findUser(formatID(id)) }
 
 // FindGroup returns the group with a name. It fails with ErrUnknown.
 func FindGroup(name string) (Group, error) {
 	if err := checkName(name); err != nil {
 		return Group{}, err
 	}
-	return findGroup(name)
+	return onHost.findGroup(name)
 }
 
 // FindGroupByID returns the group with an ID. It fails with ErrUnknown.
-func FindGroupByID(id uint32) (Group, error) { return findGroup(formatID(id)) }
+func FindGroupByID(id uint32) (Group, error) { return onHost.findGroup(formatID(id)) }
 
 // GroupsOf returns the IDs of all groups that a login gives to a user, the primary one first.
 func GroupsOf(u User) ([]uint32, error) {
-	text, err := ask("id", "-G", "--", u.Name)
+	text, err := ask(onHost.id, "-G", "--", u.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +91,8 @@ func checkName(name string) error {
 }
 
 // findUser returns the user with a name or an ID, from the line of passwd(5).
-func findUser(key string) (User, error) {
-	fields, err := findEntry("passwd", key)
+func (p programs) findUser(key string) (User, error) {
+	fields, err := p.findEntry("passwd", key)
 	if err != nil {
 		return User{}, err
 	}
@@ -96,8 +102,8 @@ func findUser(key string) (User, error) {
 }
 
 // findGroup returns the group with a name or an ID, from the line of group(5).
-func findGroup(key string) (Group, error) {
-	fields, err := findEntry("group", key)
+func (p programs) findGroup(key string) (Group, error) {
+	fields, err := p.findEntry("group", key)
 	if err != nil {
 		return Group{}, err
 	}
@@ -106,8 +112,11 @@ func findGroup(key string) (Group, error) {
 }
 
 // findEntry returns the fields of an entry, which are four or more.
-func findEntry(database, key string) ([]string, error) {
-	text, err := ask("getent", "--", database, key)
+func (p programs) findEntry(database, key string) ([]string, error) {
+	text, err := ask(p.getent, "--", database, key)
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == notFound {
+		return nil, fmt.Errorf("%s: %w", key, ErrUnknown)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -141,8 +150,6 @@ func ask(program string, args ...string) (string, error) {
 	switch {
 	case !timer.Stop():
 		return "", fmt.Errorf("%s did not answer within %s", program, answerWithin)
-	case err != nil && cmd.ProcessState.ExitCode() == notFound && program == "getent":
-		return "", fmt.Errorf("%s: %w", args[len(args)-1], ErrUnknown)
 	case err != nil:
 		return "", fmt.Errorf("%s %s: %w: %.200s", program, strings.Join(args, " "), err, message.String())
 	}
