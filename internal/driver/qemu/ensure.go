@@ -16,7 +16,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/journal"
 	"cloudnative.tw/drover/internal/driver/kit"
-	"cloudnative.tw/drover/internal/driver/qemu/containerboot"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
@@ -419,7 +418,7 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 		return false, err
 	}
 	want := instance.DemandOf(c.inst, c.spec, on.Accelerator)
-	want.Freed = c.inst.Settings.MemoryBytes + memory.OverheadOf(c.inst.Accelerator) + containerboot.FilesBytes(c.spec)
+	want.Freed = c.inst.Settings.MemoryBytes + memory.OverheadOf(c.inst.Accelerator)
 	return false, instance.ContractError(c.host.Memory.Check(want, c.host.FindRoom))
 }
 
