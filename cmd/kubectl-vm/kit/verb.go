@@ -23,11 +23,8 @@ const (
 
 // FormatExamples returns the examples of a verb's help.
 func (o *Options) FormatExamples(lines ...string) string {
-	var indented []string // all commands of this process share the examples of a verb
-	for _, line := range lines {
-		indented = append(indented, "  "+o.Program+" "+line)
-	}
-	return strings.Join(indented, "\n")
+	prefix := "  " + o.Program + " "
+	return prefix + strings.Join(lines, "\n"+prefix)
 }
 
 // NewVerbGroup returns a command that only contains verbs. Without a verb it prints its help.

@@ -97,8 +97,8 @@ var workloads = []workload{
 	{name: "delete-exchange", setup: created, act: []step{duringOutage(true, remove), waitGone}},
 	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
 	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
-	{name: "job", ends: true, act: []step{createJob, waitEnded}},
-	{name: "files", ends: true, setup: []step{createReader, waitApplied}, act: []step{changeSecret, waitEnded}},
+	{name: "job", ends: true, act: []step{createBy(lab.Jobs.NewJob), waitEnded}},
+	{name: "files", ends: true, setup: []step{createBy(lab.Jobs.NewReader), waitApplied}, act: []step{changeSecret, waitEnded}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
 }
 
@@ -112,22 +112,15 @@ func create(ctx context.Context, s *crashRun) error {
 	return s.CreateVM(ctx, vm.Obj())
 }
 
-// createJob creates a VirtualMachine whose server ends by itself.
-func createJob(ctx context.Context, s *crashRun) error {
-	jobs, ok := s.engine.(lab.Jobs)
-	if !ok {
-		return errors.New("servers of this engine cannot end by themselves")
+// createBy creates a VirtualMachine whose server ends by itself.
+func createBy(newVM func(jobs lab.Jobs, name string) *framework.VMBuilder) step {
+	return func(ctx context.Context, s *crashRun) error {
+		jobs, ok := s.engine.(lab.Jobs)
+		if !ok {
+			return errors.New("servers of this engine cannot end by themselves")
+		}
+		return s.CreateVM(ctx, newVM(jobs, vmName).Obj())
 	}
-	return s.CreateVM(ctx, jobs.NewJob(vmName).Obj())
-}
-
-// createReader creates a VirtualMachine whose server ends after changeSecret.
-func createReader(ctx context.Context, s *crashRun) error {
-	jobs, ok := s.engine.(lab.Jobs)
-	if !ok {
-		return errors.New("servers of this engine cannot end by themselves")
-	}
-	return s.CreateVM(ctx, jobs.NewReader(vmName).Obj())
 }
 
 func changeSecret(ctx context.Context, s *crashRun) error { return s.ChangeSecret(ctx) }

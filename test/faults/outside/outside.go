@@ -118,7 +118,7 @@ func disturbServer(ctx context.Context, e lab.Engine, w *lab.World, s lab.Server
 	case lab.QEMU:
 		return disturbQEMU(w, e.Dir(w), e.Journal(w), s, d)
 	case lab.Containers:
-		return disturbQEMU(w, e.Dir(w), e.Journal(w), s, d)
+		return disturbServer(ctx, e.QEMU, w, s, d)
 	case lab.Pod:
 		return disturbPod(e, w, s, d)
 	}
