@@ -56,17 +56,16 @@ func (a Agent) withConversation(ctx context.Context, talk func(*conversation) er
 	}
 	bounded, cancel := context.WithTimeout(ctx, conversationLimit)
 	defer cancel()
-	silence := time.AfterFunc(silenceLimit, cancel)
-	defer silence.Stop()
+	timer := time.AfterFunc(silenceLimit, cancel)
+	defer timer.Stop()
 	closeOnce := context.AfterFunc(bounded, func() { _ = conn.Close() })
 	defer func() {
 		if closeOnce() {
 			_ = conn.Close()
 		}
 	}()
-	limit := silenceLimit
-	c := newConversation(watchedConn{conn, func() { silence.Reset(limit) }})
-	c.allowSilence = func(d time.Duration) { limit = d }
+	var c *conversation
+	c = newConversation(watchedConn{conn, func() { timer.Reset(c.silence) }})
 	if err = c.synchronize(); err == nil {
 		err = talk(c)
 	}
@@ -76,7 +75,7 @@ func (a Agent) withConversation(ctx context.Context, talk func(*conversation) er
 	case ctx.Err() != nil:
 		return fmt.Errorf("waiting for the guest agent: %w", context.Cause(ctx))
 	case bounded.Err() != nil:
-		return fmt.Errorf("%w: it sent nothing for %s, or the exchange took longer than %s", failure.ErrSilent, limit, conversationLimit)
+		return fmt.Errorf("%w: it sent nothing for %s, or the exchange took longer than %s", failure.ErrSilent, c.silence, conversationLimit)
 	}
 	return err
 }

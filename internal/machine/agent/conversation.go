@@ -38,12 +38,12 @@ type conversation struct {
 	in        *bufio.Reader
 	out       io.Writer
 	bytesRead int
-	// allowSilence sets how long the agent may be silent from now on.
-	allowSilence func(time.Duration)
+	// silence is how long the agent may be silent.
+	silence time.Duration
 }
 
 func newConversation(conn io.ReadWriter) *conversation {
-	return &conversation{in: bufio.NewReaderSize(conn, readAhead), out: conn, allowSilence: func(time.Duration) {}}
+	return &conversation{in: bufio.NewReaderSize(conn, readAhead), out: conn, silence: silenceLimit}
 }
 
 // ReadByte implements io.ByteReader.

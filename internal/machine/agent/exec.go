@@ -165,7 +165,7 @@ func (c Command) Check() error {
 
 // startCommand starts a command, and returns its process ID in the guest.
 func (c *conversation) startCommand(command Command) (pid int64, err error) {
-	c.allowSilence(maxSilence)
+	c.silence = maxSilence
 	arguments := struct {
 		Path    string   `json:"path"`
 		Args    []string `json:"arg,omitempty"`
@@ -278,7 +278,7 @@ type execStatus struct {
 }
 
 func (c *conversation) commandStatus(pid int64) (execStatus, error) {
-	c.allowSilence(maxSilence)
+	c.silence = maxSilence
 	var s execStatus
 	isTruncated, err := c.executeWithLimits(outputLimits, "guest-exec-status", map[string]int64{"pid": pid}, &s)
 	s.isTruncated = isTruncated || s.OutTruncated || s.ErrTruncated
