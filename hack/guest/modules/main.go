@@ -29,20 +29,20 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: modules FOLDER KERNEL-SHA256 FILE")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+	if err := writeImage(os.Args[1], os.Args[2], os.Args[3]); err != nil {
 		fmt.Fprintln(os.Stderr, "modules:", err)
 		os.Exit(1)
 	}
 }
 
-func write(folder, kernel, path string) (err error) {
+func writeImage(folder, kernel, path string) (err error) {
 	out, err := os.Create(path) //nolint:gosec // the caller's
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
 	w := erofs.New(&diskspace.File{File: out, Disk: &diskspace.Disk{Dir: filepath.Dir(path)}}, 1<<30)
-	root, err := add(w, folder)
+	root, err := addFolder(w, folder)
 	if err != nil {
 		return err
 	}
@@ -51,8 +51,8 @@ func write(folder, kernel, path string) (err error) {
 	return err
 }
 
-// add adds a folder. It leaves out links, which lead to the sources of the kernel.
-func add(w *erofs.Writer, folder string) (*erofs.Inode, error) {
+// addFolder adds a folder. It leaves out links, which lead to the sources of the kernel.
+func addFolder(w *erofs.Writer, folder string) (*erofs.Inode, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func add(w *erofs.Writer, folder string) (*erofs.Inode, error) {
 		path, child := filepath.Join(folder, e.Name()), (*erofs.Inode)(nil)
 		switch e.Type() {
 		case fs.ModeDir:
-			child, err = add(w, path)
+			child, err = addFolder(w, path)
 		case 0:
 			child, err = addFile(w, path)
 		default:

@@ -164,7 +164,7 @@ func (s *Syncer) run(ctx context.Context, key types.NamespacedName, t *task) {
 				pause = period
 			}
 		}
-		if !wait(ctx, s.Clock, pause) {
+		if !waitFor(ctx, s.Clock, pause) {
 			return
 		}
 	}

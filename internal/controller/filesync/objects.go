@@ -96,7 +96,7 @@ func (o *objects) read(key object, r *reading) {
 		go o.giveLater(key.namespace)
 	}
 	close(r.done)
-	wait(o.ctx, o.clock, maxAge)
+	waitFor(o.ctx, o.clock, maxAge)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.known[key] == r {
@@ -117,12 +117,12 @@ func (o *objects) readFolder(ctx context.Context, vm *api.VirtualMachine, n int)
 
 // giveLater gives the slot of a read back, after readTime so that maxReadRate holds.
 func (o *objects) giveLater(namespace string) {
-	wait(o.ctx, o.clock, readTime)
+	waitFor(o.ctx, o.clock, readTime)
 	o.turns.give(namespace)
 }
 
-// wait waits, and returns false if ctx ends before.
-func wait(ctx context.Context, c clock.Clock, d time.Duration) bool {
+// waitFor waits, and returns false if ctx ends before.
+func waitFor(ctx context.Context, c clock.Clock, d time.Duration) bool {
 	timer := c.NewTimer(d)
 	defer timer.Stop()
 	select {

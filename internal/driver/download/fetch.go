@@ -112,7 +112,7 @@ func (f *Fetch) watchStall(ctx context.Context, cancel context.CancelCauseFunc) 
 		select {
 		case <-f.alive:
 			stall.Stop()
-			stall = f.tracker.Clock.NewTimer(f.tracker.Stall) // Reset would keep the end of an old one, on which a fake clock blocks
+			stall = f.tracker.Clock.NewTimer(f.tracker.Stall) // not Reset: a FakeClock blocks on a timer that is reset after it fired
 		case <-stall.C():
 			cancel(errStalled)
 			return

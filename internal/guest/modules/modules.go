@@ -83,7 +83,7 @@ func (s *search) read(file string) (string, error) {
 
 // lookUp returns the names of the modules that have a name or alias.
 func (s *search) lookUp(name string) (found []string, err error) {
-	name = normalize(name)
+	name = normalizeName(name)
 	if _, isModule := s.needs[name]; isModule {
 		return []string{name}, nil
 	}
@@ -96,7 +96,7 @@ func (s *search) lookUp(name string) (found []string, err error) {
 		return nil, err
 	}
 	for line := range strings.Lines(aliases) {
-		if fields := strings.Fields(line); len(fields) == 3 && matches(fields[1], name) && !slices.Contains(found, fields[2]) {
+		if fields := strings.Fields(line); len(fields) == 3 && matchesAlias(fields[1], name) && !slices.Contains(found, fields[2]) {
 			found = append(found, fields[2])
 		}
 	}
@@ -145,7 +145,7 @@ func (s *search) addWished(names []string) (err error) {
 func (s *search) wishesOf(module string) (before, after []string) {
 	for line := range strings.Lines(s.wishes) {
 		fields := strings.Fields(line)
-		if len(fields) < 2 || fields[0] != "softdep" || normalize(fields[1]) != module {
+		if len(fields) < 2 || fields[0] != "softdep" || normalizeName(fields[1]) != module {
 			continue
 		}
 		var ignored []string // what stands before both words
@@ -167,11 +167,11 @@ func (s *search) wishesOf(module string) (before, after []string) {
 
 // nameOf returns the name of the module in a file.
 func nameOf(file string) string {
-	return normalize(strings.TrimSuffix(path.Base(file), ".ko"))
+	return normalizeName(strings.TrimSuffix(path.Base(file), ".ko"))
 }
 
-// normalize replaces dashes, which mean the same as underscores, except in the brackets of a pattern.
-func normalize(name string) string {
+// normalizeName replaces dashes, which mean the same as underscores, except in the brackets of a pattern.
+func normalizeName(name string) string {
 	inBrackets := false
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -186,12 +186,12 @@ func normalize(name string) string {
 	}, name)
 }
 
-// matches reports whether a normalized name has an alias, which may be a pattern of fnmatch(3).
-func matches(alias, name string) bool {
+// matchesAlias reports whether a normalized name has an alias, which may be a pattern of fnmatch(3).
+func matchesAlias(alias, name string) bool {
 	if !strings.ContainsAny(alias, "*?[") {
-		return normalize(alias) == name
+		return normalizeName(alias) == name
 	}
 	plain := strings.NewReplacer("/", "\x00") // which path.Match does not keep apart
-	ok, _ := path.Match(plain.Replace(normalize(alias)), plain.Replace(name))
+	ok, _ := path.Match(plain.Replace(normalizeName(alias)), plain.Replace(name))
 	return ok
 }

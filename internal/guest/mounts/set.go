@@ -43,7 +43,7 @@ func (s *Set) Mount(c Content) error {
 	if err != nil {
 		return err
 	}
-	root, err := mount(place)
+	root, err := mountTmpfs(place)
 	if err != nil {
 		return err
 	}
@@ -74,9 +74,9 @@ func (s *Set) findPlace(path string) (string, error) {
 	return place, nil
 }
 
-// mount mounts a file system in memory on a path. The programs of the image see it read-only by a second mount above
-// the one of the root that mount returns: they can neither write to that nor unmount it while it is open.
-func mount(path string) (*os.Root, error) {
+// mountTmpfs mounts a tmpfs on a path. The programs of the image see it read-only by a second mount above
+// the one of the root that mountTmpfs returns: they can neither write to that nor unmount it while it is open.
+func mountTmpfs(path string) (*os.Root, error) {
 	err := unix.Mount("tmpfs", path, "tmpfs", flags, tmpfsOptions+",noswap")
 	if errors.Is(err, unix.EINVAL) { // Linux before 6.4
 		err = unix.Mount("tmpfs", path, "tmpfs", flags, tmpfsOptions)

@@ -221,11 +221,12 @@ func (r *Root) openDisk(v *volume, warn func(error)) error {
 	if err := ioctl(fd, getFSUUID, unsafe.Pointer(&id)); err != nil || id.uuid != config.BlankUUID { //nolint:gosec // a system call
 		return err
 	}
-	return fill(fd, v.folder)
+	return copyImageFiles(fd, v.folder)
 }
 
-// fill copies a folder into an empty file system, or into one with a copy that was interrupted, and gives it another UUID.
-func fill(fd int, from string) error {
+// copyImageFiles copies a folder into an empty file system, or into one with a copy that was interrupted, and gives it
+// another UUID.
+func copyImageFiles(fd int, from string) error {
 	to := fmt.Sprintf("/proc/self/fd/%d", fd)
 	mark := filepath.Join(to, "."+unfinished)
 	_ = os.Remove(filepath.Join(to, "lost+found")) // which some servers take for data, and e2fsck makes again

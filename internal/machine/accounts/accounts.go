@@ -65,7 +65,7 @@ func FindGroupByID(id uint32) (Group, error) { return onHost.findGroup(formatID(
 
 // GroupsOf returns the IDs of all groups that a login gives to a user, the primary one first.
 func GroupsOf(u User) ([]uint32, error) {
-	text, err := ask(onHost.id, "-G", "--", u.Name)
+	text, err := runProgram(onHost.id, "-G", "--", u.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (p programs) findGroup(key string) (Group, error) {
 
 // findEntry returns the fields of an entry, which are four or more.
 func (p programs) findEntry(database, key string) ([]string, error) {
-	text, err := ask(p.getent, "--", database, key)
+	text, err := runProgram(p.getent, "--", database, key)
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == notFound {
 		return nil, fmt.Errorf("%s: %w", key, ErrUnknown)
 	}
@@ -137,8 +137,8 @@ func parseID(text string) (uint32, error) {
 // notFound is the exit code of getent for a key that no source has.
 const notFound = 2
 
-// ask runs a program, and returns its output.
-func ask(program string, args ...string) (string, error) {
+// runProgram runs a program, and returns its output.
+func runProgram(program string, args ...string) (string, error) {
 	var out, message bytes.Buffer
 	cmd := exec.Command(program, args...) //nolint:gosec,noctx // getent or id, which the timer ends
 	cmd.Stdout, cmd.Stderr = &out, &message

@@ -163,7 +163,7 @@ func (p *pings) carry(key pingKey, queue chan header.ICMPv4, conn net.Conn) {
 				return
 			}
 			timer.Stop()
-			timer = p.edge.Clock.NewTimer(pingTimeout) // Reset would keep the end of an old one, on which a fake clock blocks
+			timer = p.edge.Clock.NewTimer(pingTimeout) // not Reset: a FakeClock blocks on a timer that is reset after it fired
 		case <-timer.C():
 			return
 		case <-over:
