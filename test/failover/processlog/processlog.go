@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -143,12 +144,19 @@ func waitHalted(pid int) error {
 }
 
 // Report reports that this process, the recorder at a path, is about to become the QEMU of a server, and waits until the
-// start is recorded.
+// start is recorded. It waits for SIGCONT, too: SIGSTOP may halt the other threads first, and this one only after it has
+// become QEMU, while the Log finds no process.
 func Report(recorder string, uid types.UID) error {
+	resumed := make(chan os.Signal, 1)
+	signal.Notify(resumed, unix.SIGCONT)
 	if err := SendReport(recorder, rules.Start{At: time.Now().UTC(), PID: os.Getpid(), UID: uid}); err != nil {
 		return err
 	}
-	return unix.Kill(os.Getpid(), unix.SIGSTOP)
+	if err := unix.Kill(os.Getpid(), unix.SIGSTOP); err != nil {
+		return err
+	}
+	<-resumed
+	return nil
 }
 
 // Processes returns the PIDs of the QEMU processes of a server.
