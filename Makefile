@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION ?= $(shell cat VERSION)
 # The same flags for every go command, so that builds, tests and linters share what is compiled.
 export GOFLAGS := -trimpath -buildvcs=false $(filter-out -trimpath -buildvcs=%,$(GOFLAGS))
 LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
@@ -79,6 +79,13 @@ image-machine: ## build the image of drover-machine, with QEMU from Debian's pac
 	@mkdir -p bin
 	@root="$$(hack/machine-root.sh)" && \
 	GOFLAGS= go -C hack/image run -buildvcs=false . --program drover-machine --tag "$(MACHINE_IMAGE)" --version "$(VERSION)" --platforms linux/amd64 --root "$${root}/root" --packages "$${root}/packages" --push=$(PUSH)
+
+# A manifest of an earlier release, which make release shall build again.
+MANIFEST ?=
+.PHONY: release
+release: ## build all files of a release into bin/release: package, images, chart, programs, sources, bill of materials; MANIFEST=FILE: of the packages that it names
+	rm -rf bin/release
+	hack/release.sh bin/release $(MANIFEST)
 
 # How the tests run: test/suite.
 SUITE = go run ./test/suite

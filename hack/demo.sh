@@ -355,7 +355,7 @@ write_manifest() {
 start_cluster() {
 	begun="${SECONDS}"
 	print_step "Start a cluster of two nodes, each with a kubelet and a containerd of its own"
-	local images="bin/image/drover-controller-linux-amd64.tar,bin/image/drover-machine-linux-amd64.tar,${work}/guest.tar"
+	local images="bin/image/drover-controller.tar,bin/image/drover-machine.tar,${work}/guest.tar"
 	run "${binaries}/drover-cluster" up --dir "${work}/cluster" --nodes 2 --image "${images}"
 	export KUBECONFIG="${work}/cluster/kubeconfig"
 	run bin/drover kubectl get nodes

@@ -7,8 +7,8 @@
 #
 #     hack/machine-root.sh
 #
-# DIR/root has the files, and DIR/packages the packages that they are of, with versions. DIR is in
-# the cache (hack/cache.sh).
+# DIR/root has the files, and DIR/packages the packages that they are of, with versions. DIR/debs lists the same packages
+# with version, source, the version of that, and the SHA-256 of the .deb file. DIR is in the cache (hack/cache.sh).
 # The packages come by apt-get, are not installed, and are fetched again once apt's lists
 # name others. It needs neither root nor a container engine, unless apt has no lists yet.
 set -o errexit -o nounset -o pipefail
@@ -58,6 +58,8 @@ closure_of --download-only >"${work}/apt.log" 2>&1 || {
 }
 for deb in "${work}"/debs/*.deb; do
 	package="$(dpkg-deb -W --showformat '${Package}=${Version}' "${deb}")"
+	dpkg-deb -W --showformat '${Package} ${Version} ${source:Package} ${source:Version} ' "${deb}" >>"${work}/debs.all"
+	sha256sum "${deb}" | cut -d ' ' -f 1 >>"${work}/debs.all"
 	dpkg-deb -x "${deb}" "${work}/package"
 	find "${work}/package" -type f -printf '%P\n' >"${work}/lists/${package}"
 	cp -a --link "${work}/package/." "${work}/all/"
@@ -108,13 +110,14 @@ chmod 0644 "${work}/out/root/etc/ssl/certs/ca-certificates.crt"
 note_owner "${authorities[0]}"
 
 sort -u "${work}/packages" >"${work}/out/packages"
-while IFS='=' read -r name _; do # their licences ask for it
+while IFS='=' read -r name version; do # their licences ask for it
+	grep --fixed-strings "${name} ${version} " "${work}/debs.all" | grep "^${name} " >>"${work}/out/debs"
 	copyright="${all}/usr/share/doc/${name}/copyright"
 	[[ ! -e "${copyright}" ]] || install -D --mode 0644 "$(readlink -f "${copyright}")" "${work}/out/root/usr/share/doc/${name}/copyright"
 done <"${work}/out/packages"
 size="$(du -sb "${work}/out/root" | cut -f 1)"
 [[ "${size}" -le "${most}" ]] || die "QEMU has ${size} bytes, at most ${most} are allowed"
 rm -rf "${dir}/root" "${dir}/wanted"
-mv "${work}/out/root" "${work}/out/packages" "${dir}/"
+mv "${work}/out/root" "${work}/out/packages" "${work}/out/debs" "${dir}/"
 mv "${work}/wanted" "${dir}/wanted"
 echo "${dir}"

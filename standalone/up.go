@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"runtime/debug"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/signals"
+	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
@@ -29,12 +31,13 @@ type upRun struct {
 	*program.UpOptions
 
 	recorder *runstate.Recorder
+	manager  serviceManager
 }
 
 // runUp starts all components and stops them when ctx ends.
 func runUp(ctx context.Context, o *program.UpOptions, flags *pflag.FlagSet) error {
 	signals.SurviveSIGPIPE() // so that etcd still shuts down cleanly if the output is piped to head
-	return (&upRun{UpOptions: o}).run(stopContext(ctx), flags)
+	return (&upRun{UpOptions: o, manager: takeServiceManager()}).run(stopContext(ctx), flags)
 }
 
 func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
@@ -57,6 +60,9 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := cgroup.EnterController(); err != nil {
+		console.printf("  machines share the control group of Drover: %v\n", err)
+	}
 	console.printf("Drover %s, data in %s, log in %s\n", droverVersion, dir.Layout, dir.LogFile())
 	o.recorder.Begin(flags, os.Getenv)
 	context.AfterFunc(ctx, func() {
@@ -68,9 +74,20 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	err = runner.Run(ctx, components, func() error {
 		console.printNextSteps(plane)
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
-		return dir.SetReady()
+		return o.reportReady(dir)
 	})
 	return dir.ExplainError(err)
+}
+
+// reportReady tells other commands, and then the service manager.
+func (o *upRun) reportReady(dir *datadir.Dir) error {
+	if err := dir.SetReady(); err != nil {
+		return err
+	}
+	if err := o.manager.notify("READY=1"); err != nil {
+		return fmt.Errorf("telling the service manager that Drover is ready: %w", err)
+	}
+	return nil
 }
 
 // prepareControlPlane opens the port and updates certificates and kubeconfig.

@@ -36,6 +36,8 @@ type content struct {
 	// root is a folder with further files, and packages lists the Debian packages that they
 	// come from. Both may be empty.
 	root, packages string
+	// notices is the text of the file NOTICES, with the licences of what is linked into the program. It may be empty.
+	notices []byte
 }
 
 // newImage makes an image of one program, on top of the other files if it has any.
@@ -49,7 +51,11 @@ func newImage(c content, p *v1.Platform) (v1.Image, error) {
 		}
 		folders = append(folders, files)
 	}
-	for _, files := range append(folders, []file{{name: c.program, mode: 0o755, content: c.binary}}) {
+	own := []file{{name: c.program, mode: 0o755, content: c.binary}}
+	if c.notices != nil {
+		own = append(own, file{name: "NOTICES", mode: 0o644, content: c.notices})
+	}
+	for _, files := range append(folders, own) {
 		layer, err := newLayer(files)
 		if err != nil {
 			return nil, err
@@ -111,9 +117,18 @@ func readFolder(root string) ([]file, error) {
 	return files, err
 }
 
-// newLayer returns a layer without times, users or modes of the build machine. Folders
-// are made when it is unpacked.
+// newLayer returns a layer of files.
 func newLayer(files []file) (v1.Layer, error) {
+	content, err := packFiles(files)
+	if err != nil {
+		return nil, err
+	}
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }
+	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
+}
+
+// packFiles returns an archive without times, users or modes of the build machine. Folders are made when it is unpacked.
+func packFiles(files []file) ([]byte, error) {
 	var content bytes.Buffer
 	w := tar.NewWriter(&content)
 	for _, f := range files {
@@ -128,8 +143,7 @@ func newLayer(files []file) (v1.Layer, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content.Bytes())), nil }
-	return tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
+	return content.Bytes(), nil
 }
 
 // newIndex lists the images sorted by platform.

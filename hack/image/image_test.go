@@ -10,6 +10,7 @@ import (
 	"log"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -136,7 +137,8 @@ func TestDelivery(t *testing.T) {
 	index, err := newIndex(images)
 	noError(t, err)
 	out := t.TempDir()
-	noError(t, writeImages(out, controller, tag, images, index))
+	archive := filepath.Join(out, "archive.tar")
+	noError(t, writeArchive(archive, tag, images, index))
 	noError(t, pushImages(t.Context(), tag, index))
 	want := digestOf(t, index)
 
@@ -145,18 +147,26 @@ func TestDelivery(t *testing.T) {
 	if err := validate.Index(pushed); err != nil || digestOf(t, pushed) != want {
 		t.Errorf("the registry has %s, want %s; error %v", digestOf(t, pushed), want, err)
 	}
-	written, err := layout.ImageIndexFromPath(filepath.Join(out, "oci"))
+	unpacked := t.TempDir()
+	execute(t, "tar", "--extract", "--file", archive, "--directory", unpacked)
+	written, err := layout.ImageIndexFromPath(unpacked)
 	noError(t, err)
-	if digestOf(t, written) != want {
-		t.Errorf("the layout has %s, want %s", digestOf(t, written), want)
+	manifest, err := written.IndexManifest()
+	noError(t, err)
+	if len(manifest.Manifests) != 1 || manifest.Manifests[0].Digest != want || manifest.Manifests[0].Annotations[containerdName] != tag.Name() {
+		t.Errorf("the archive has %+v, want %s by the name %s", manifest.Manifests, want, tag.Name())
 	}
-	for p, image := range images {
-		loaded, err := tarball.ImageFromPath(filepath.Join(out, "drover-controller-"+fileName(p)+".tar"), &tag)
-		noError(t, err)
-		// The file is of Docker's format, so only what is inside is the same.
-		if got, want := configOf(t, loaded), configOf(t, image); got != want {
-			t.Errorf("%s: the file has %s, want %s", p, got, want)
-		}
+	loaded, err := tarball.ImageFromPath(archive, &tag)
+	noError(t, err)
+	if got, want := configOf(t, loaded), configOf(t, images[amd64]); got != want {
+		t.Errorf("Docker before 25 loads %s, want %s", got, want)
+	}
+}
+
+func execute(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", name, err, out)
 	}
 }
 

@@ -34,6 +34,7 @@ type options struct {
 	program   string
 	root      string
 	packages  string
+	notices   string
 	push      bool
 }
 
@@ -47,6 +48,7 @@ func main() {
 	flag.StringVar(&o.program, "program", controller, "program under cmd/ that the image runs")
 	flag.StringVar(&o.root, "root", "", "folder with further files of the image")
 	flag.StringVar(&o.packages, "packages", "", "file with the Debian packages that these are of, one a line as NAME=VERSION")
+	flag.StringVar(&o.notices, "notices", "", "file with the licences of what is linked into the program")
 	flag.BoolVar(&o.push, "push", false, "push the image to the registry in its name, with the credentials of docker login")
 	flag.Parse()
 
@@ -78,7 +80,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := writeImages(o.out, o.program, tag, images, index); err != nil {
+	if err := writeArchive(filepath.Join(o.out, o.program+".tar"), tag, images, index); err != nil {
 		return err
 	}
 	if !o.push {
@@ -107,6 +109,11 @@ func buildImage(ctx context.Context, o options, platform string) (v1.Image, erro
 			return nil, err
 		}
 		c.packages = strings.Join(strings.Fields(string(packages)), " ")
+	}
+	if o.notices != "" {
+		if c.notices, err = os.ReadFile(o.notices); err != nil {
+			return nil, err
+		}
 	}
 	return newImage(c, p)
 }

@@ -51,6 +51,22 @@ func TestSignalsWait(t *testing.T) {
 	}
 }
 
+// TestFirstTry checks that the first try ends with a list, and with a failure.
+func TestFirstTry(t *testing.T) {
+	for name, isAvailable := range map[string]bool{"listed": true, "failed": false} {
+		t.Run(name, func(t *testing.T) {
+			g := newFixture(t)
+			g.memory.SetAvailable(isAvailable)
+			early, cancel := context.WithCancel(t.Context())
+			cancel()
+			assert.ErrorIs(t, "before the start", g.inv.WaitForFirstTry(early), context.Canceled)
+			g.startLoop()
+			assert.NoError(t, g.inv.WaitForFirstTry(t.Context()))
+			assert.Equal(t, "the engine is known", g.inv.Get("a").Answer == Gone, isAvailable)
+		})
+	}
+}
+
 func TestUnknownUntilListed(t *testing.T) {
 	g := newFixture(t)
 	g.memory.SetAvailable(false)

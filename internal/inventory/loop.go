@@ -120,6 +120,7 @@ func (i *Inventory) markReachable() {
 	servers, announce := i.cache.setReachable()
 	knownServers.WithLabelValues(i.Name).Set(float64(servers))
 	engineUp.WithLabelValues(i.Name).Set(1)
+	i.endFirstTry()
 	if announce {
 		i.Log.Info("Engine listed", "driver", i.Name, "engine", i.cache.engineID)
 		i.cache.publishChanges([]Change{{All: true}})
@@ -133,6 +134,7 @@ func (i *Inventory) markUnreachable(cause error) {
 		return
 	}
 	engineUp.WithLabelValues(i.Name).Set(0)
+	i.endFirstTry()
 	if isNewCause {
 		i.Log.Info("Engine lost", "driver", i.Name, "cause", cause.Error())
 	}

@@ -83,7 +83,6 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Ma
 	if err != nil {
 		return nil, err
 	}
-	proc.RaiseOOMScore(qemu.Process.Pid) // so that the program that manages all guests outlives them
 	status := make(chan string, 1)
 	go func() {
 		_ = proc.Wait(qemu.Cmd) // ProcessState has the error too

@@ -344,3 +344,37 @@ func checkStartRepairsFiles(t *testing.T, c *framework.Cluster) {
 	_, err := clientFor(t, c.Config).Discovery().ServerVersion()
 	assert.NoError(t, err)
 }
+
+// TestServiceManager checks that systemd is told once, and not before VirtualMachines are served.
+func TestServiceManager(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	assert.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	dir := t.TempDir()
+	type message struct {
+		text    string
+		isReady error // of the file that shows that all is ready
+	}
+	messages := make(chan message, 10)
+	go func() {
+		defer close(messages)
+		for buffer := make([]byte, 4096); ; {
+			n, err := conn.Read(buffer)
+			if err != nil {
+				return
+			}
+			_, err = os.Stat(filepath.Join(dir, "run", "ready"))
+			messages <- message{string(buffer[:n]), err}
+		}
+	}()
+	t.Setenv("NOTIFY_SOCKET", socket)
+	c := framework.StartCluster(t, framework.ClusterOptions{DataDir: dir, WithController: true, Args: []string{"--vm-driver", "fake"}})
+	assert.NoError(t, c.Stop())
+	assert.NoError(t, conn.Close())
+	var got []message
+	for m := range messages {
+		got = append(got, m)
+	}
+	assert.Equal(t, "messages", got, []message{{text: "READY=1"}})
+}

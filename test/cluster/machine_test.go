@@ -67,7 +67,7 @@ func importMachine(t *testing.T) {
 		"--out", dir, "--tag", machineImage, "--program", "drover-machine", "--root", filepath.Join(qemu, "root"), "--packages", filepath.Join(qemu, "packages"))
 	guest := framework.BuildLinuxGuest(t, dir)
 	files := map[string]string{"vmlinuz": guest.Kernel, "initrd": guest.Initrd, "disk/boot.img": framework.BuildBootGuest(t, dir, "A", false)}
-	assert.NoError(t, shared.ImportImage(t.Context(), filepath.Join(dir, "drover-machine-linux-amd64.tar")))
+	assert.NoError(t, shared.ImportImage(t.Context(), filepath.Join(dir, "drover-machine.tar")))
 	importImage(t, shared, guestImage, files)
 	isMachineImported = true
 }

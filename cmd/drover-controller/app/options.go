@@ -65,8 +65,8 @@ type Options struct {
 	// was built with. The CRD is then not checked.
 	OwnCRD bool
 
-	// Started, if not nil, is called once the cache is filled and this process
-	// leads or stands by.
+	// Started, if not nil, is called once the cache is filled, this process leads or stands by, and the engine of
+	// the default driver was listed or could not be.
 	Started func()
 }
 

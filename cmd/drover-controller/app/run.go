@@ -108,7 +108,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, settings co
 		return err
 	}
 	listed := apiserver.AnnounceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "hint", "see the errors above; if the API server forbids the list, apply this version's RBAC")
-	return mgr.Add(&starter{mgr: mgr, started: func() {
+	return mgr.Add(&starter{mgr: mgr, defaultDriver: settings.Inventories[0], started: func() {
 		listed()
 		if o.Started != nil {
 			o.Started()
@@ -124,10 +124,12 @@ func configFor(cfg *rest.Config) *rest.Config {
 	return rest.AddUserAgent(cfg, "drover-controller/"+Version)
 }
 
-// starter calls started when the cache is filled and this process leads or stands by.
+// starter calls started when the cache is filled, this process leads or stands by, and it is known whether the engine
+// of the default driver answers.
 type starter struct {
-	mgr     ctrl.Manager
-	started func()
+	mgr           ctrl.Manager
+	defaultDriver *inventory.Inventory
+	started       func()
 }
 
 // NeedLeaderElection returns false: the manager runs it on standbys too.
@@ -135,7 +137,7 @@ func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (s *starter) Start(ctx context.Context) error {
-	if err := apiserver.WaitForCache(ctx, s.mgr); err == nil {
+	if apiserver.WaitForCache(ctx, s.mgr) == nil && s.defaultDriver.WaitForFirstTry(ctx) == nil {
 		s.started()
 	}
 	return nil

@@ -127,8 +127,8 @@ func TestReserveIsKept(t *testing.T) {
 	reach(t, d, spec, driver.StateRunning)
 }
 
-// TestFraction checks that a busy guest is limited to its fraction of a CPU, and that the
-// group is removed with the run.
+// TestFraction checks that a busy guest is limited to its fraction of a CPU, that its
+// group is removed with the run, and that whole CPUs have a group without a limit.
 func TestFraction(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -166,8 +166,17 @@ func TestFraction(t *testing.T) {
 	isGone(t, group)
 
 	whole := e.spec()
+	whole.CPUMilli = 2000
 	reach(t, d, whole, driver.StateRunning)
-	isGone(t, g.GroupPath(string(whole.UID)))
+	group = g.GroupPath(string(whole.UID))
+	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.Host.InstanceOf(whole.UID).Machine.PID()))
+	if g.Unified {
+		wantFile(t, filepath.Join(group, "cpu.max"), "max 100000")
+		wantFile(t, filepath.Join(group, "cpu.weight"), "200")
+	} else {
+		wantFile(t, filepath.Join(group, "cpu.cfs_quota_us"), "-1")
+		wantFile(t, filepath.Join(group, "cpu.shares"), "2048")
+	}
 }
 
 // writable returns where groups can be made, and skips the test if that is nowhere.
@@ -175,7 +184,7 @@ func writable(t *testing.T) cgroup.Folder {
 	t.Helper()
 	g, err := cgroup.Find()
 	if err == nil {
-		err = g.LimitCPU(g.GroupPath("probe-of-tests"), 1000, func() int { return 0 })
+		err = g.Add(g.GroupPath("probe-of-tests"), 1000, func() int { return 0 })
 		if err != nil && strings.Contains(err.Error(), "has ended") { // as it is to say of no process
 			err = cgroup.Remove(t.Context(), g.GroupPath("probe-of-tests"))
 		}

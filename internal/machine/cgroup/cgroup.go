@@ -1,9 +1,11 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgroup uses a separate control group to limit the CPU time of a machine, and finds
+// Package cgroup puts each machine into a separate control group, which may limit its CPU time, and finds
 // how much memory a process may still use under its control groups. It supports both versions
 // of control groups.
+//
+// A service manager that ends the processes of a group, such as systemd-oomd, then ends one machine instead of all.
 //
 // Start with Find.
 package cgroup
@@ -36,6 +38,10 @@ const (
 	controllerGroup = "controller"
 	// cpuPeriod is the period of a quota, in microseconds. minQuota is the kernel's minimum.
 	cpuPeriod, minQuota = 100_000, 1_000
+	// cpuShares and cpuWeight are the default shares of a group (versions 1 and 2), and here those of one CPU.
+	cpuShares, cpuWeight = 1024, 100
+	minWeight, maxWeight = 1, 10_000
+	minShares, maxShares = 2, 262_144
 	// removeWithin is how long the last process of a group may take to end.
 	removeWithin = 500 * time.Millisecond
 )
@@ -57,6 +63,42 @@ func FindOf(pid int) (Folder, error) {
 		g.Path = filepath.Dir(g.Path)
 	}
 	return g, err
+}
+
+// delegated are the attributes by which systemd marks a group that it leaves to a service, and avoided the one by which
+// systemd-oomd knows a group that it shall end last (systemd.resource-control(5), ManagedOOMPreference=).
+var delegated, avoided = []string{"trusted.delegate", "user.delegate"}, "user.oomd_avoid"
+
+// EnterController moves this process from a group that the service manager has delegated to it into the group
+// controllerGroup below, which systemd-oomd ends after those of machines. systemd since version 254 makes the group itself, by
+// DelegateSubgroup=. EnterController does nothing with version 1 of control groups, whose groups can have both
+// processes and groups.
+func EnterController() error {
+	g, err := findGroup(os.Getpid(), "cpu")
+	if err != nil || !g.Unified {
+		return err
+	}
+	group := g.Path
+	if filepath.Base(group) != controllerGroup {
+		if !slices.ContainsFunc(delegated, g.hasAttribute) {
+			return nil
+		}
+		group = filepath.Join(group, controllerGroup)
+		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the mode that groups have
+			return err
+		}
+		if err := writeFile(group, "cgroup.procs", strconv.Itoa(os.Getpid())); err != nil {
+			return err
+		}
+	}
+	return unix.Setxattr(group, avoided, []byte("1"), 0)
+}
+
+// hasAttribute reports whether an extended attribute of the group is 1.
+func (g Folder) hasAttribute(name string) bool {
+	value := make([]byte, 1)
+	n, err := unix.Getxattr(g.Path, name, value)
+	return err == nil && string(value[:n]) == "1"
 }
 
 // MemoryLeft returns how much memory is left to this process, and the control group that limits it.
@@ -157,49 +199,87 @@ func checkWritable(path string) error {
 	return nil
 }
 
-// LimitCPU makes a group, sets its quota, and moves a process into it. It calls findPID last,
-// and checks the result, since writing 0 would move this process.
-func (g Folder) LimitCPU(group string, cpuMilli int64, findPID func() int) error {
+// Add makes a group for a process with so many thousandths of a CPU, and moves the process into it. Of busy groups, each gets
+// CPU time in proportion to its CPUs. A fraction of a CPU is a limit, too. Add calls findPID last, and checks the result,
+// since writing 0 would move this process.
+func (g Folder) Add(group string, cpuMilli int64, findPID func() int) error {
 	if g.Unified {
-		if err := enableCPU(filepath.Dir(group)); err != nil {
+		if err := enableControllers(filepath.Dir(group)); err != nil {
 			return err
 		}
 	}
 	if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the mode that groups have
 		return err
 	}
-	quota := max(cpuMilli*cpuPeriod/1000, minQuota)
-	settings := [][2]string{{"cpu.cfs_period_us", strconv.Itoa(cpuPeriod)}, {"cpu.cfs_quota_us", strconv.FormatInt(quota, 10)}}
-	if g.Unified {
-		settings = [][2]string{{"cpu.max", fmt.Sprintf("%d %d", quota, cpuPeriod)}}
-	}
-	for _, s := range settings {
-		if err := writeFile(group, s[0], s[1]); err != nil {
+	for _, s := range g.settings(cpuMilli) {
+		if err := writeFile(group, s.file, s.text); err != nil {
 			return err
 		}
 	}
 	pid := findPID()
 	if pid == 0 {
-		return errors.New("the QEMU process has ended before its CPU time was limited")
+		return errors.New("the QEMU process has ended before it was put into its control group")
 	}
 	return writeFile(group, "cgroup.procs", strconv.Itoa(pid))
+}
+
+// setting is the text of a file of a group.
+type setting struct{ file, text string }
+
+// settings returns the settings of a group with so many thousandths of a CPU.
+func (g Folder) settings(cpuMilli int64) []setting {
+	quota := int64(-1) // none
+	if cpuMilli%1000 != 0 {
+		quota = max(cpuMilli*cpuPeriod/1000, minQuota)
+	}
+	if !g.Unified {
+		shares := min(max(cpuMilli*cpuShares/1000, minShares), maxShares)
+		return []setting{
+			{"cpu.shares", strconv.FormatInt(shares, 10)},
+			{"cpu.cfs_period_us", strconv.Itoa(cpuPeriod)},
+			{"cpu.cfs_quota_us", strconv.FormatInt(quota, 10)},
+		}
+	}
+	limit := "max"
+	if quota > 0 {
+		limit = strconv.FormatInt(quota, 10)
+	}
+	weight := min(max(cpuMilli*cpuWeight/1000, minWeight), maxWeight)
+	return []setting{{"cpu.weight", strconv.FormatInt(weight, 10)}, {"cpu.max", fmt.Sprintf("%s %d", limit, cpuPeriod)}}
 }
 
 // subtreeControlFile lists the controllers that are enabled for the groups in a folder (version 2).
 const subtreeControlFile = "cgroup.subtree_control"
 
-// enableCPU enables the cpu controller for the groups in a folder.
-func enableCPU(folder string) error {
+// enableControllers enables the cpu controller for the groups in a folder, and those that count what groups use, as far as
+// they are delegated.
+func enableControllers(folder string) error {
 	if enabled, err := listsCPU(folder, subtreeControlFile); err != nil || enabled {
 		return err
 	}
-	return writeFile(folder, subtreeControlFile, "+cpu")
+	available, err := listControllers(folder, "cgroup.controllers")
+	if err != nil {
+		return err
+	}
+	wanted := "+cpu" // an error of the kernel if it is not available
+	for _, name := range []string{"memory", "pids"} {
+		if slices.Contains(available, name) {
+			wanted += " +" + name
+		}
+	}
+	return writeFile(folder, subtreeControlFile, wanted)
 }
 
 // listsCPU reports whether a list of controllers contains cpu.
 func listsCPU(folder, file string) (bool, error) {
+	listed, err := listControllers(folder, file)
+	return slices.Contains(listed, "cpu"), err
+}
+
+// listControllers reads a list of controllers.
+func listControllers(folder, file string) ([]string, error) {
 	listed, err := os.ReadFile(filepath.Join(folder, file)) //nolint:gosec // a file of a control group
-	return slices.Contains(strings.Fields(string(listed)), "cpu"), err
+	return strings.Fields(string(listed)), err
 }
 
 // writeFile writes to an existing file of a group. It never creates a file, which would have
@@ -233,7 +313,7 @@ func Remove(ctx context.Context, group string) error {
 	}
 }
 
-// GroupOf returns the group that LimitCPU made for a machine's process, empty if there is none.
+// GroupOf returns the group that Add made for a machine's process, empty if there is none.
 func GroupOf(pid int, uuid string) string {
 	g, err := findGroup(pid, "cpu")
 	if err != nil || filepath.Base(g.Path) != prefix+uuid {

@@ -52,16 +52,18 @@ func TestUnifiedLimit(t *testing.T) {
 	group := g.GroupPath("some")
 	assert.NoError(t, os.Mkdir(group, 0o700))
 	files := map[string]string{
-		filepath.Join(g.Path, "cgroup.subtree_control"): "+cpu",
+		filepath.Join(g.Path, "cgroup.subtree_control"): "+cpu +memory",
 		filepath.Join(group, "cpu.max"):                 "150000 100000",
+		filepath.Join(group, "cpu.weight"):              "150",
 		filepath.Join(group, "cgroup.procs"):            "42",
 	}
 	for path := range files {
 		assert.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
-	assert.True(t, g.LimitCPU(group, 1500, func() int { return 0 }) != nil, "a QEMU that has ended is limited")
+	assert.NoError(t, os.WriteFile(filepath.Join(g.Path, "cgroup.controllers"), []byte("cpu io memory\n"), 0o600))
+	assert.True(t, g.Add(group, 1500, func() int { return 0 }) != nil, "a QEMU that has ended is limited")
 	wantFile(t, filepath.Join(group, "cgroup.procs"), "") // 0 would be the writing process
-	assert.NoError(t, g.LimitCPU(group, 1500, func() int { return 42 }))
+	assert.NoError(t, g.Add(group, 1500, func() int { return 42 }))
 	for path, want := range files {
 		got, err := os.ReadFile(path)
 		assert.True(t, err == nil && string(got) == want, "%s has %q, %v; want %q", path, got, err, want)
@@ -182,6 +184,6 @@ func TestCheckPromises(t *testing.T) {
 	}
 	group := g.GroupPath("check")
 	defer func() { _ = os.Remove(group) }()
-	err = g.LimitCPU(group, 100, func() int { return 0 })
-	assert.True(t, err != nil && err.Error() == "the QEMU process has ended before its CPU time was limited", "Check finds nothing, and a group cannot be made: %v", err)
+	err = g.Add(group, 100, func() int { return 0 })
+	assert.True(t, err != nil && err.Error() == "the QEMU process has ended before it was put into its control group", "Check finds nothing, and a group cannot be made: %v", err)
 }

@@ -25,6 +25,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -50,6 +51,9 @@ type Policy struct {
 	Devices []string
 	// Reopen are open files that may be opened again for reading.
 	Reopen []*os.File
+	// OOMScore is how much the kernel prefers the program to others of this host, and to this program, when memory
+	// runs out: see proc(5), oom_score_adj.
+	OOMScore int
 
 	Rights
 }
@@ -136,8 +140,28 @@ func Start(cmd *exec.Cmd, p Policy) error {
 		}
 		err = cmd.Start()
 	})
+	if err == nil && p.OOMScore > 0 {
+		// The program may have ended already.
+		_ = RunAs(p.User, func() error { return raiseOOMScore(cmd.Process.Pid, p.OOMScore) })
+	}
 	return err
 }
+
+// raiseOOMScore raises the score of a process. Its user may do that, while root needs CAP_DAC_OVERRIDE.
+func raiseOOMScore(pid, increase int) error {
+	const maxScore = 1000
+	text, err := os.ReadFile(scoreFile(os.Getpid()))
+	if err != nil {
+		return err
+	}
+	inherited, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(scoreFile(pid), []byte(strconv.Itoa(min(max(inherited, 0)+increase, maxScore))), 0o600)
+}
+
+func scoreFile(pid int) string { return fmt.Sprintf("/proc/%d/oom_score_adj", pid) }
 
 // closeOnExec prevents children from inheriting the files that this program inherited itself. The
 // files that Go opens are never inherited by default.

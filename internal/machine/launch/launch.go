@@ -114,10 +114,13 @@ func explainStartError(err error, user *confine.User) error {
 	return err
 }
 
+// oomScore makes the kernel end a machine before its supervisor, and that before Drover.
+const oomScore = 300
+
 // policyFor returns the common policy with the rights that this machine needs in addition.
 func (o Invocation) policyFor(c MachineConfig, user *confine.User, files []*os.File) confine.Policy {
 	policy := o.Policy
-	policy.Dir, policy.User = o.Dir, user
+	policy.Dir, policy.User, policy.OOMScore = o.Dir, user, oomScore
 	if c.Accel == AccelKVM {
 		policy = withKVM(policy, user, KVMDevice)
 	}

@@ -83,20 +83,6 @@ func UserOf(pid int) (user, group uint32, err error) {
 	return 0, 0, fmt.Errorf("%s lacks the lines Uid and Gid", Path(pid, "status"))
 }
 
-// RaiseOOMScore makes the kernel prefer a process to this one when it runs out of memory. To
-// raise the score of an own process needs no privilege.
-func RaiseOOMScore(pid int) {
-	const increase, maxScore = 300, 1000
-	file := func(pid int) string { return Path(pid, "oom_score_adj") }
-	text, err := os.ReadFile(file(os.Getpid()))
-	if err != nil {
-		return
-	}
-	if own, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-		_ = os.WriteFile(file(pid), []byte(strconv.Itoa(min(own+increase, maxScore))), 0o600)
-	}
-}
-
 // Kill kills a process if isTarget accepts it, and waits for its end. It does nothing for a process ID of 0. It
 // opens a pidfd first: if the ID is used again meanwhile, the new process gets no signal.
 func Kill(ctx context.Context, pid int, isTarget func(pid int) bool) error {

@@ -57,6 +57,9 @@ type Invocation struct {
 // Rights are the rights of the supervisor of a machine on a host.
 var Rights = confine.Rights{MaySignal: true, MayConnect: true}
 
+// oomScore is below the score of a QEMU.
+const oomScore = 100
+
 // Spawn starts the program, confined. The caller closes its files, and waits for the process.
 func Spawn(ctx context.Context, i Invocation) (*exec.Cmd, error) {
 	i.Config.Version, i.Config.Ports = Version, slices.Collect(maps.Keys(i.Ports))
@@ -76,7 +79,7 @@ func Spawn(ctx context.Context, i Invocation) (*exec.Cmd, error) {
 	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), i.Program, installation.ProgramName, files, Rights, FollowCommand, installation.MachineOption, i.UUID)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = i.Errors
-	policy.User, policy.Dir = i.User, i.Dir
+	policy.User, policy.Dir, policy.OOMScore = i.User, i.Dir, oomScore
 	err = confine.Start(cmd, policy)
 	if errors.Is(err, unix.EACCES) {
 		err = fmt.Errorf("%w: every user must be able to execute it, and its file system must not be mounted with noexec", err)

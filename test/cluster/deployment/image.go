@@ -18,8 +18,8 @@ func buildImage(t testing.TB, tag string) string {
 	t.Helper()
 	root, err := framework.RepositoryRoot()
 	assert.NoError(t, err)
-	out, platform := t.TempDir(), "linux-"+runtime.GOARCH
+	out := t.TempDir()
 	framework.MustRunCommand(t, framework.BuildTimeout, nil, "go", "-C", filepath.Join(root, "hack", "image"), "run", ".",
 		"--out", out, "--tag", "drover-controller:"+tag, "--version", tag, "--platforms", "linux/"+runtime.GOARCH)
-	return filepath.Join(out, "drover-controller-"+platform+".tar")
+	return filepath.Join(out, "drover-controller.tar")
 }

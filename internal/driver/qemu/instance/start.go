@@ -305,14 +305,12 @@ func (s *start) recordRun() error {
 		inst.Guest = &s.guest
 	}
 	inst.CPUGroup, inst.CPUNote = "", ""
-	if s.spec.CPUMilli%1000 != 0 {
-		s.planCPUGroup()
-	}
+	s.planGroup()
 	return inst.Save()
 }
 
-// planCPUGroup records the path of the run's control group, which limitCPU makes.
-func (s *start) planCPUGroup() {
+// planGroup records the path of the run's control group, which makeGroup makes.
+func (s *start) planGroup() {
 	g, err := s.host.FindGroups()
 	if err != nil {
 		s.noteWholeCPUs(err)
@@ -321,9 +319,13 @@ func (s *start) planCPUGroup() {
 	s.inst.CPUGroup = g.GroupPath(string(s.inst.UID))
 }
 
-// noteWholeCPUs sets the server's note to the reason why the machine cannot be limited to a fraction of a CPU.
+// noteWholeCPUs sets the server's note to the reason why the machine cannot be limited to a fraction of a CPU. Whole CPUs
+// need no group.
 func (s *start) noteWholeCPUs(err error) {
 	cpuMilli := s.inst.Settings.CPUMilli
+	if cpuMilli%1000 == 0 {
+		return
+	}
 	s.inst.CPUNote = fmt.Sprintf("spec.resource.cpu: %dm is rounded up to %dm, since a fraction needs a control group: %v", cpuMilli, 1000*wholeCPUs(cpuMilli), err)
 	s.host.Log.Info("Machine has whole CPUs: it could not be limited to a fraction", "uid", s.inst.UID, "cpuMilli", cpuMilli, "cause", err.Error())
 }
@@ -414,7 +416,7 @@ func (s *start) finishStart(ctx context.Context) error {
 	if err := inst.Edge().servePorts(ctx, s.sockets); err != nil {
 		return err
 	}
-	s.limitCPU(ctx)
+	s.makeGroup(ctx)
 	s.host.Exits.RemoveAll(inst.UID, inst.Run)
 	inst.Phase = record.PhaseOn
 	if err := inst.Save(); err != nil {
@@ -429,16 +431,16 @@ func (s *start) finishStart(ctx context.Context) error {
 	return inst.SupervisorCalls().startGuest(ctx)
 }
 
-// limitCPU limits QEMU to a fraction of a CPU. If that is not possible, QEMU keeps the whole
-// CPU, and the server's note says why.
-func (s *start) limitCPU(ctx context.Context) {
+// makeGroup puts QEMU into the run's control group, which limits it to a fraction of a CPU. If that is not possible, QEMU
+// keeps the whole CPU, and the server's note says why.
+func (s *start) makeGroup(ctx context.Context) {
 	inst := s.inst
 	if inst.CPUGroup == "" {
 		return
 	}
 	g, err := s.host.FindGroups()
 	if err == nil {
-		err = g.LimitCPU(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.Machine.PID() })
+		err = g.Add(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.Machine.PID() })
 	}
 	if err != nil {
 		s.host.RemoveGroup(ctx, inst.CPUGroup)

@@ -62,8 +62,8 @@ type Record struct {
 	Stop      *Stop     `json:"stop,omitempty"`
 	// GraceSeconds is the grace period of the spec, for a shutdown of the host.
 	GraceSeconds int64 `json:"graceSeconds"`
-	// CPUGroup is the control group that limits the run to a fraction of a CPU. CPUNote says why
-	// a run with a fraction in its spec lacks one.
+	// CPUGroup is the control group of the run, which may limit it to a fraction of a CPU; empty if none could be made.
+	// CPUNote says why a run with a fraction in its spec lacks one.
 	CPUGroup string `json:"cpuGroup,omitempty"`
 	CPUNote  string `json:"cpuNote,omitempty"`
 

@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Copyright The Drover Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+# Makes all files of a release in a folder that is new or empty:
+#
+#     hack/release.sh DIR [MANIFEST]
+#
+# make release calls it. A MANIFEST of an earlier release says which compiler,
+# packages and time this one must have; it is refused if apt has others now. The same sources and the same
+# manifest give the same bytes. It needs Debian or a distribution of it, on amd64.
+set -o errexit -o nounset -o pipefail
+
+# shellcheck source=hack/install-lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/install-lib.sh"
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly out="${1:?usage: hack/release.sh DIR [MANIFEST]}" expected="${2:-}"
+version="$(<VERSION)"
+cache="$(hack/cache.sh)"
+readonly version cache
+
+mkdir -p "${out}"
+[[ -z "$(ls -A "${out}")" ]] || die "${out} is not empty"
+target="$(cd "${out}" && pwd -P)"
+stage="$(mktemp -d "${TMPDIR:-/tmp}/drover-release.XXXXXX")"
+trap 'rm -rf "${stage}"' EXIT
+
+# release runs hack/release for a part.
+release() { go -C hack/release run . -checkout "${PWD}" -stage "${stage}" -out "${target}" ${expected:+-expected "$(realpath "${expected}")"} "$1"; }
+
+# pack FILE FOLDER NAME... writes an archive that depends on names, modes and contents alone.
+pack() {
+	local file="$1" folder="$2"
+	shift 2
+	tar --create --format=gnu --sort=name --mtime="@${time}" --owner=0 --group=0 --numeric-owner --mode=u+rw,go-w,a+rX \
+		--directory "${folder}" --file "${file}" "$@"
+}
+
+# drop_outdated removes the kernel and BusyBox from the cache if apt has newer ones: Debian's mirrors have the sources of the
+# newest versions alone.
+drop_outdated() {
+	local description package
+	apt_update
+	for description in "${cache}"/guest-kernel-*/kernel.json "${cache}/busybox/busybox.json"; do
+		[[ -e "${description}" ]] || continue
+		package="$(sed -n 's/^  "package": "\(.*\)",$/\1/p' "${description}")"
+		[[ "${package}" != linux-image-* || "${package}" == "$(cloud_kernel_version)" ]] &&
+			[[ "$(sed -n 's/^  "version": "\(.*\)",$/\1/p' "${description}")" == "$(apt-cache policy "${package}" | sed -n 's/^  Candidate: //p')" ]] ||
+			rm -rf "$(dirname "${description}")"
+	done
+}
+
+# set_time sets the time of all files of the release: of the manifest, else of the last commit.
+set_time() {
+	if [[ -n "${expected}" ]]; then
+		time="$(sed -n 's/^  "time": \([0-9]*\),$/\1/p' "${expected}")"
+		[[ -n "${time}" ]] || die "${expected} has no time"
+	else
+		time="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}"
+	fi
+	export SOURCE_DATE_EPOCH="${time}"
+	touch --date="@${time}" "${stage}/time"
+}
+
+# stage_programs copies the programs for amd64, and builds those that clients and clusters of arm64 have.
+stage_programs() {
+	mkdir -p "${stage}"/linux-{amd64,arm64}
+	cp bin/drover bin/drover-controller bin/drover-machine bin/kubectl-vm "${stage}/linux-amd64/"
+	local flags="-s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=${version} -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=${version}"
+	CGO_ENABLED=0 GOARCH=arm64 go build -ldflags "${flags}" -o "${stage}/linux-arm64/" ./cmd/drover-controller ./cmd/kubectl-vm
+	cp -r bin/guest "${stage}/guest"
+}
+
+# stage_package copies what the Debian package has besides programs.
+stage_package() {
+	mkdir -p "${stage}/completions" "${stage}/doc"
+	cp -r config/debian "${stage}/package"
+	mkdir "${stage}/examples"
+	cp examples/*.yaml "${stage}/examples/"
+	cp docs/*.md "${stage}/doc/"
+	gzip --best --no-name <CHANGELOG.md >"${stage}/doc/changelog.gz"
+	gzip --best --no-name <"${stage}/NOTICES" >"${stage}/doc/NOTICES.gz"
+	cp config/debian/copyright "${stage}/doc/copyright"
+	bin/kubectl-vm completion bash >"${stage}/completions/kubectl-vm"
+	bin/drover completion bash >"${stage}/completions/drover"
+}
+
+# write_images writes an OCI archive for each image.
+write_images() {
+	local root
+	root="$(hack/machine-root.sh)"
+	go -C hack/image run . --out "${stage}" --notices "${stage}/NOTICES" --tag "drover-controller:${version}" --version "${version}" \
+		--platforms linux/amd64,linux/arm64
+	go -C hack/image run . --out "${stage}" --notices "${stage}/NOTICES" --tag "drover-machine:${version}" --version "${version}" \
+		--program drover-machine --root "${root}/root" --packages "${root}/packages"
+	for program in drover-controller drover-machine; do
+		cp "${stage}/${program}.tar" "${target}/${program}-image_${version}.tar"
+	done
+}
+
+# write_chart writes the chart, whose image has this version by default.
+write_chart() {
+	cp -r charts/drover "${stage}/drover"
+	sed -i "s/^version: .*/version: ${version}/; s/^appVersion: .*/appVersion: ${version}/" "${stage}/drover/Chart.yaml"
+	pack - "${stage}" drover | gzip --best --no-name >"${target}/drover-${version}.tgz"
+}
+
+# write_programs writes archives of the programs, those for amd64 with the files that boot container images.
+write_programs() {
+	cp LICENSE "${stage}/NOTICES" "${stage}/linux-arm64/"
+	cp -r LICENSE "${stage}/NOTICES" "${stage}/guest" "${stage}/linux-amd64/"
+	local arch
+	for arch in amd64 arm64; do
+		pack - "${stage}/linux-${arch}" . | gzip --best --no-name >"${target}/drover_${version}_linux_${arch}.tar.gz"
+	done
+}
+
+# fetch_sources fetches the Debian source packages of all that the release has of Debian, by apt, which checks them.
+fetch_sources() {
+	local folder="${cache}/sources" parts="${stage}/apt/parts" source file
+	mkdir -p "${folder}/partial" "${parts}" "${stage}/apt/lists/partial" "${stage}/sources"
+	for file in /etc/apt/sources.list.d/*.sources; do
+		sed 's/^Types: *deb *$/Types: deb-src/' "${file}" >"${parts}/$(basename "${file}")"
+	done
+	for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
+		[[ ! -e "${file}" ]] || sed -n 's/^deb /deb-src /p' "${file}" >"${parts}/$(basename "${file%.list}").list"
+	done
+	local options=(-o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="${parts}" -o Dir::State::Lists="${stage}/apt/lists"
+		-o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o Acquire::Retries=3 -o Acquire::http::Timeout=20 -o APT::Sandbox::User=root)
+	timeout --kill-after=30 600 apt-get -qq update "${options[@]}" || die "apt-get could not fetch the lists of sources"
+	while read -r source; do
+		(cd "${folder}" && timeout --kill-after=30 1800 apt-get -qq source --download-only --only-source "${options[@]}" "${source}") >"${stage}/apt/log" 2>&1 ||
+			die "apt-get could not fetch the sources of ${source}: $(tail -n 1 "${stage}/apt/log")"
+		sed -n '/^Checksums-Sha256:/,/^[^ ]/s/^ [0-9a-f]* [0-9]* //p' "$(dsc "${source}")" | while read -r file; do
+			ln --force "${folder}/${file}" "${stage}/sources/"
+		done
+		ln --force "$(dsc "${source}")" "${stage}/sources/"
+	done < <(release sources)
+	pack "${target}/drover-sources_${version}.tar" "${stage}" sources
+}
+
+# dsc prints the path of the description of a source package, NAME=VERSION. Its name has no epoch in it.
+dsc() { echo "${cache}/sources/${1%%=*}_$(sed 's/^[^=]*=\([0-9]*:\)\?//' <<<"$1").dsc"; }
+
+drop_outdated
+make build guest
+set_time
+stage_programs
+cp "$(hack/machine-root.sh)/debs" "${stage}/machine-packages"
+release manifest
+release notices
+stage_package
+release deb
+release bom
+write_images
+write_chart
+write_programs
+fetch_sources
+cp "${stage}/manifest.json" "${target}/manifest.json"
+(cd "${target}" && sha256sum -- * >"${stage}/SHA256SUMS" && mv "${stage}/SHA256SUMS" .)
+ls -l --human-readable "${target}"
