@@ -82,10 +82,11 @@ image-machine: ## build the image of drover-machine, with QEMU from Debian's pac
 
 # A manifest of an earlier release, which make release shall build again.
 MANIFEST ?=
+SOURCES ?= yes
 .PHONY: release
-release: ## build all files of a release into bin/release: package, images, chart, programs, sources, bill of materials; MANIFEST=FILE: of the packages that it names
+release: ## build all files of a release into bin/release: package, images, chart, programs, sources, bill of materials; MANIFEST=FILE: with the packages that it names; SOURCES=no: without the sources
 	rm -rf bin/release
-	hack/release.sh bin/release $(MANIFEST)
+	SOURCES="$(SOURCES)" hack/release.sh bin/release $(MANIFEST)
 
 # How the tests run: test/suite.
 SUITE = go run ./test/suite

@@ -8,7 +8,8 @@
 #
 # make release calls it. A MANIFEST of an earlier release says which compiler,
 # packages and time this one must have; it is refused if apt has others now. The same sources and the same
-# manifest give the same bytes. It needs Debian or a distribution of it, on amd64.
+# manifest give the same bytes. SOURCES=no leaves the sources of Debian's packages out, for a release that is not
+# published. It needs Debian or a distribution of it, on amd64.
 set -o errexit -o nounset -o pipefail
 
 # shellcheck source=hack/install-lib.sh
@@ -118,7 +119,7 @@ write_programs() {
 
 # fetch_sources fetches the Debian source packages of all that the release has of Debian, by apt, which checks them.
 fetch_sources() {
-	local folder="${cache}/sources" parts="${stage}/apt/parts" source file
+	local folder="${cache}/sources" parts="${stage}/apt/parts" missing=0 source file
 	mkdir -p "${folder}/partial" "${parts}" "${stage}/apt/lists/partial" "${stage}/sources"
 	for file in /etc/apt/sources.list.d/*.sources; do
 		sed 's/^Types: *deb *$/Types: deb-src/' "${file}" >"${parts}/$(basename "${file}")"
@@ -130,13 +131,17 @@ fetch_sources() {
 		-o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o Acquire::Retries=3 -o Acquire::http::Timeout=20 -o APT::Sandbox::User=root)
 	timeout --kill-after=30 600 apt-get -qq update "${options[@]}" || die "apt-get could not fetch the lists of sources"
 	while read -r source; do
-		(cd "${folder}" && timeout --kill-after=30 1800 apt-get -qq source --download-only --only-source "${options[@]}" "${source}") >"${stage}/apt/log" 2>&1 ||
-			die "apt-get could not fetch the sources of ${source}: $(tail -n 1 "${stage}/apt/log")"
+		(cd "${folder}" && timeout --kill-after=30 1800 apt-get -qq source --download-only --only-source "${options[@]}" "${source}") >"${stage}/apt/log" 2>&1 || {
+			echo "release.sh: the sources of ${source} are missing: $(first_error "$(<"${stage}/apt/log")")" >&2
+			missing=$((missing + 1))
+			continue
+		}
 		sed -n '/^Checksums-Sha256:/,/^[^ ]/s/^ [0-9a-f]* [0-9]* //p' "$(dsc "${source}")" | while read -r file; do
 			ln --force "${folder}/${file}" "${stage}/sources/"
 		done
 		ln --force "$(dsc "${source}")" "${stage}/sources/"
 	done < <(release sources)
+	[[ "${missing}" -eq 0 ]] || die "the mirrors of apt lack ${missing} source packages: publish nothing without them"
 	pack "${target}/drover-sources_${version}.tar" "${stage}" sources
 }
 
@@ -156,7 +161,7 @@ release bom
 write_images
 write_chart
 write_programs
-fetch_sources
 cp "${stage}/manifest.json" "${target}/manifest.json"
+[[ "${SOURCES:-yes}" == no ]] || fetch_sources
 (cd "${target}" && sha256sum -- * >"${stage}/SHA256SUMS" && mv "${stage}/SHA256SUMS" .)
 ls -l --human-readable "${target}"

@@ -455,6 +455,11 @@ var specCases = map[string]createCase{
 	"unknown init":              {`init: tini`, []string{`spec.init: Unsupported value: "tini": supported values: "Image", "Drover"`}},
 	"relative workingDir":       {`workingDir: srv`, []string{`spec.workingDir: Invalid value: "srv": workingDir must be an absolute path, for example /srv`}},
 	"workingDir of two lines":   {`workingDir: "/a\nb"`, []string{`spec.workingDir: Invalid value: "/a\nb": control characters, and those that no one sees or that change the direction of writing, are not allowed`}},
+	"workingDir with a long name": {`workingDir: /srv/` + strings.Repeat("漢", 86), []string{`spec.workingDir: Invalid value: "/srv/` + strings.Repeat("漢", 86) + `": each name in the path may have at most 255 bytes`}},
+	"mountPaths with long names": {`volumes: [{name: a, size: 1G, mountPath: /` + strings.Repeat("x", 256) + `}], files: [{mountPath: /` + strings.Repeat("y", 256) + `, secret: {secretName: a}}]`, []string{
+		`spec.files[0].mountPath: Invalid value: "/` + strings.Repeat("y", 256) + `": each name in the path may have at most 255 bytes`,
+		`spec.volumes[0].mountPath: Invalid value: "/` + strings.Repeat("x", 256) + `": each name in the path may have at most 255 bytes`,
+	}},
 	"workingDir of much length": {`workingDir: /` + strings.Repeat("x", 1024), []string{`spec.workingDir: Too long: may not be more than 1024 bytes`}},
 	"an SSH key of two lines": {`sshAuthorizedKeys: ["ssh-ed25519 AAAA a\nssh-ed25519 AAAA b"]`, []string{
 		`spec.sshAuthorizedKeys[0]: Invalid value: "ssh-ed25519 AAAA a\nssh-ed25519 AAAA b": spec.sshAuthorizedKeys[0] in body should match '^[^\r\n]+$'`,
@@ -606,7 +611,7 @@ func largest() string {
 		`volumes: [` + repeat(16, `{name: v%d, size: `+quantity+`, source: {image: {source: `+text(1024)+`}}}`) + `], ` +
 		`userData: {inline: ` + text(65536) + `}, networkData: {inline: ` + text(65536) + `}, ` +
 		`sshAuthorizedKeys: [` + repeat(32, text(16384)) + `], ` +
-		`command: [` + repeat(256, text(511)) + `], args: [` + repeat(256, text(511)) + `], workingDir: /` + text(1023) + `, ` +
+		`command: [` + repeat(256, text(511)) + `], args: [` + repeat(256, text(511)) + `], workingDir: ` + strings.Repeat("/"+text(255), 4) + `, ` +
 		`env: [` + repeat(256, `{name: n%d, value: `+text(500)+`}`) + `], ` +
 		`ports: [` + repeat(32, `{name: p%d, port: 8%d, hostPort: 8080, hostIP: "2001:db8:1111:1111:1111:1111:1111:1%d"}`) + `]}`
 }

@@ -14,6 +14,7 @@ import (
 
 	cdx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/CycloneDX/cyclonedx-gomod/pkg/generate/bin"
+	"github.com/rs/zerolog"
 )
 
 // writeBOM writes the bill of materials: the programs, the Go modules that are linked into each, and the Debian
@@ -56,7 +57,7 @@ func writeBOM(_ context.Context, o options) error {
 
 // addProgram adds a program and its modules, and returns the program's reference.
 func addProgram(path, version string, components map[string]cdx.Component, dependencies map[string]cdx.Dependency) (string, error) {
-	generator, err := bin.NewGenerator(path, bin.WithIncludeStdlib(true), bin.WithVersionOverride(version))
+	generator, err := bin.NewGenerator(path, bin.WithIncludeStdlib(true), bin.WithVersionOverride(version), bin.WithLogger(zerolog.Nop()))
 	if err != nil {
 		return "", err
 	}

@@ -170,6 +170,9 @@ func runTime(in Input) time.Duration {
 // claim that the server ended by itself.
 func EndText(server Server) string {
 	text := "the server " + exitText(server.Exit, server.Disruption != "")
+	if server.Exit.Message != "" {
+		text += ": " + server.Exit.Message
+	}
 	if server.Disruption != "" {
 		text += ", and " + server.Disruption
 	}

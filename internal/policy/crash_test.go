@@ -137,6 +137,7 @@ func TestEndText(t *testing.T) {
 		"the server ended with code 137 (OOMKilled)":                     {Exit: policy.Exit{HasEnded: true, Code: 137, Reason: "OOMKilled"}},
 		"the server ended with code 2":                                   {Exit: policy.Exit{HasEnded: true, Code: 2}},
 		"the server ended with code 3":                                   {Exit: policy.Exit{HasEnded: true, Code: 3, Reason: "Error"}},
+		"the server ended with code 128: user is unknown":                {Exit: policy.Exit{HasEnded: true, Code: 128, Reason: "Error", Message: "user is unknown"}},
 		"the server ended with code 0, and the pod was evicted":          {Exit: policy.Exit{HasEnded: true, Reason: "Completed"}, Disruption: "the pod was evicted"},
 		"the server ended with code 6 (Forced), and the pod was deleted": {Exit: policy.Exit{HasEnded: true, Code: 6, Reason: "Forced", ByHost: true}, Disruption: "the pod was deleted"},
 	} {

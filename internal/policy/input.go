@@ -166,10 +166,12 @@ type Server struct {
 // Exit says how a run ended. It contains none of the guest's output.
 type Exit struct {
 	// HasEnded is set if a run, or its guest, has ended.
-	HasEnded bool      `json:"ended"`
-	Code     int       `json:"code"`
-	Reason   string    `json:"reason,omitzero"`
-	At       time.Time `json:"at,omitzero"`
+	HasEnded bool   `json:"ended"`
+	Code     int    `json:"code"`
+	Reason   string `json:"reason,omitzero"`
+	// Message is the guest's description of the end.
+	Message string    `json:"message,omitzero"`
+	At      time.Time `json:"at,omitzero"`
 	// ByHost is set if the host ended the run, not the guest. NeverRan is set if no guest ran in
 	// the run, and StartFailed also if the reason is a failed start.
 	ByHost      bool `json:"byHost,omitzero"`

@@ -83,7 +83,7 @@ func Server(s *driver.Server) policy.Server {
 	}
 	if e := s.Exit; e != nil {
 		facts.Exit = policy.Exit{
-			HasEnded: true, Code: e.Code, Reason: e.Reason, At: e.At,
+			HasEnded: true, Code: e.Code, Reason: e.Reason, Message: Truncate(e.Message), At: e.At,
 			ByHost: e.ByHost(), NeverRan: e.NeverRan(), StartFailed: e.Reason == driver.ExitNotStarted, Evicted: e.Evicted,
 		}
 	}
