@@ -197,6 +197,7 @@ var packages = []testPackage{
 	{"test/bugs", process, 4},
 	{"test/faults/guestwrites", process, 4},
 	{"test/framework", process, 4},
+	{"test/debian", full, 1},
 	{"test/cluster", full, 1},
 	{"test/cluster/deployment", full, 1},
 	{"test/cluster/internal/cgroups", full, 1},

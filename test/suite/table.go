@@ -150,6 +150,12 @@ var shards = []shard{
 		prepare: []string{"hack/debian-guest.sh"},
 	},
 	{
+		name:    "package",
+		steps:   []step{{of: "test/debian"}},
+		paths:   slices.Concat(machine, []string{"standalone", "cmd/kubectl-vm", "config/debian", "hack/release", "hack/release.sh", "hack/bare-debian.sh", "hack/image", "test/debian"}),
+		prepare: []string{"hack/bare-debian.sh"},
+	},
+	{
 		name:    "cluster",
 		steps:   []step{{of: "test/cluster", skip: "TestPod(Contract|Deletion|Driver|Evicted|Objects|Streams|sElsewhere)$"}},
 		paths:   slices.Concat(nodes, []string{"cmd/drover-machine", "test/assert", "test/framework"}),

@@ -202,22 +202,17 @@ func (c *typist) run(command string) string {
 	return strings.TrimSpace(c.await(">>"))
 }
 
-// setUp sets up a service of Drover in a Debian as docs/standalone.md describes, with
-// the files on the disk "payload". It also makes a machine that only a shutdown of its host
-// starts again.
+// setUp sets up the service of the package in a Debian, with the files on the disk "payload". It also makes a
+// machine that only a shutdown of its host starts again.
 const setUp = `set -e
 mkdir -p /srv/images /var/log/journal
 cp /mnt/images/* /srv/images
 chmod -R a+rX /srv
-install /mnt/drover /usr/local/bin/drover
-useradd --system --home-dir /var/lib/drover --shell /usr/sbin/nologin drover
-install -m 644 /mnt/units/* /etc/systemd/system/
-mkdir -p /etc/systemd/system/drover.service.d
-cat >/etc/systemd/system/drover.service.d/flags.conf <<END
-[Service]
-ExecStart=
-ExecStart=/usr/local/bin/drover up --vm-driver qemu --qemu-accel tcg --qemu-image-dirs /srv/images
-END
+install /mnt/drover /usr/bin/drover
+install -D -m 644 /mnt/package/sysusers.conf /usr/lib/sysusers.d/drover.conf
+systemd-sysusers drover.conf
+install -m 644 /mnt/package/*.service /etc/systemd/system/
+printf 'DROVER_QEMU_ACCEL=tcg\nDROVER_QEMU_IMAGE_DIRS=/srv/images\n' >/etc/default/drover
 systemctl daemon-reload
 systemctl enable --now drover
 `
@@ -270,8 +265,8 @@ func TestSystemd(t *testing.T) {
 
 	out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/setup && sudo sh /mnt/is-up")
 	assert.Require(t, strings.Contains(out, "Drover is up"), "Drover as a service: %s", out)
-	c.run("sudo /usr/local/bin/drover kubectl apply -f /mnt/vm.yaml")
-	out = c.run("sudo /usr/local/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/local/bin/drover kubectl get vm inner -o yaml")
+	c.run("sudo /usr/bin/drover kubectl apply -f /mnt/vm.yaml")
+	out = c.run("sudo /usr/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/bin/drover kubectl get vm inner -o yaml")
 	assert.Require(t, strings.Contains(out, "condition met"), "the VM: %s", out)
 	c.until(serial, "drover guest 1 A")
 	before := c.run(pid)
@@ -287,7 +282,7 @@ func TestSystemd(t *testing.T) {
 	c.login("debian", "sesame")
 	assert.Contains(t, "the shutdown said", c.run("sudo journalctl --quiet --boot -1 --unit drover-machines --output cat"), "default/inner: powered off")
 	c.until(serial, "drover guest 2 A")
-	out = c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/local/bin/drover kubectl get vm inner")
+	out = c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/is-up; sudo /usr/bin/drover kubectl get vm inner")
 	assert.True(t, strings.Contains(out, "Active"), "the VM is %s\n%s", out, c.run("sudo journalctl --boot --unit drover --lines 100 --output cat"))
 }
 
@@ -312,7 +307,7 @@ func TestUnitOrder(t *testing.T) {
 // unitSettings returns the words of each setting of a unit.
 func unitSettings(t *testing.T, unit string) map[string][]string {
 	t.Helper()
-	content := framework.ReadFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit))
+	content := framework.ReadFile(t, filepath.Join("..", "..", "..", "config", "debian", unit))
 	settings := map[string][]string{}
 	for line := range strings.Lines(content) {
 		if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
@@ -329,13 +324,13 @@ func (e *engine) payload(t *testing.T) string {
 	assert.NoError(t, err)
 	dir := t.TempDir()
 	images := filepath.Join(dir, "images")
-	for _, sub := range []string{images, filepath.Join(dir, "units")} {
+	for _, sub := range []string{images, filepath.Join(dir, "package")} {
 		assert.NoError(t, os.Mkdir(sub, 0o755))
 	}
 	framework.BuildBootGuest(t, images, "A", false)
 	copyFile(t, binary, filepath.Join(dir, "drover"))
-	for _, unit := range []string{"drover.service", "drover-machines.service"} {
-		copyFile(t, filepath.Join("..", "..", "..", "config", "systemd", unit), filepath.Join(dir, "units", unit))
+	for _, unit := range []string{"drover.service", "drover-machines.service", "sysusers.conf"} {
+		copyFile(t, filepath.Join("..", "..", "..", "config", "debian", unit), filepath.Join(dir, "package", unit))
 	}
 	for name, text := range map[string]string{"setup": setUp, "is-up": isUp, "vm.yaml": innerVM} {
 		assert.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))

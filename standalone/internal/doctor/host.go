@@ -187,7 +187,7 @@ func judgeCgroup(f cgroupFacts) []findings.Finding {
 	case f.err != nil:
 		return oneFinding(findings.Note("control groups (version %d) %s cannot be divided: %v", version, owner, f.err).
 			Means("A machine with a fraction of a CPU gets whole CPUs, and its status says so. Containers are not affected.").
-			FixedBy("run Drover as the service of config/systemd, which has Delegate=cpu, with systemd 254 or newer"))
+			FixedBy("run Drover as the service of its package, which has Delegate=cpu"))
 	}
 	return oneFinding(findings.OK("version %d; the group %s can be divided: %s", version, owner, f.folder.Path))
 }
