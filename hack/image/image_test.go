@@ -165,7 +165,7 @@ func TestDelivery(t *testing.T) {
 
 func execute(t *testing.T, name string, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", name, err, out)
 	}
 }
