@@ -44,7 +44,7 @@ if [[ "$#" -eq 0 ]]; then
 	list_files | tar -C "${root}" --null --files-from - --ignore-failed-read -cf - 2>/dev/null | tar -C "${tree}" -xf -
 fi
 
-for module in . standalone test/cluster hack/image; do
+for module in . standalone test/cluster hack/image hack/release; do
 	echo "lint ${module}"
 	(cd "${tree}/${module}" && "${lint}" run --allow-serial-runners --config="${tree}/.golangci.yml" "$@" ./...) || failed=1
 done

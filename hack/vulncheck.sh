@@ -39,6 +39,7 @@ check() {
 check . symbol "$@"
 check standalone package "$@"
 check hack/image symbol "$@"
+check hack/release symbol "$@"
 
 if [[ "${#unknown[@]}" -gt 0 ]]; then
 	echo "vulncheck.sh: NOT CHECKED: ${unknown[*]}. The error stands above; the database is queried at ${db}," >&2

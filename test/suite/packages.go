@@ -57,6 +57,7 @@ var packages = []testPackage{
 	{"cmd/signals", cached, 32},
 	{"hack/codestats", cached, 32},
 	{"hack/image", cached, 32},
+	{"hack/release", cached, 32},
 	{"internal/atomicfile", cached, 32},
 	{"internal/controller/secrets", cached, 32},
 	{"internal/controller/translate", cached, 32},
@@ -204,7 +205,7 @@ var packages = []testPackage{
 }
 
 // modules are the Go modules of the repository, the nested ones first.
-var modules = []string{"standalone", "test/cluster", "hack/image", "."}
+var modules = []string{"standalone", "test/cluster", "hack/image", "hack/release", "."}
 
 // module returns the folder of the module that has the package.
 func (p testPackage) module() string {
