@@ -70,7 +70,7 @@ func (f DiskFault) Explain() error {
 	is := func(e syscall.Errno) bool { return strings.EqualFold(f.Reason, e.Error()) }
 	switch {
 	case is(syscall.ENOSPC):
-		return errorf(ErrNoRoom, "%s: %s: see whether the host's disk is full", where, f.Reason)
+		return errorf(ErrNoRoom, "%s: %s: see whether the host's disk is full", where, syscall.ENOSPC.Error())
 	case is(syscall.EDQUOT):
 		return errorf(ErrNoRoom, "%s: %s: raise the quota of Drover's user, or free some room", where, f.Reason)
 	case f.Reason == "":

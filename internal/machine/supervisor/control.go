@@ -44,6 +44,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 		out.IsSilent = true
 		return out, nil
 	}
+	out.Fault = s.progress.currentStatus().Fault // an error that has paused the guest only now, too
 	if out.State != control.StateRunning {
 		return out, nil
 	}

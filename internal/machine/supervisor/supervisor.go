@@ -207,6 +207,7 @@ func (s *Supervisor) waitAttached(ctx context.Context) error {
 // onEvent handles an event of QEMU. The QMP client calls it while it reads, so it must not wait for an answer.
 func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 	if fault, ok := machine.DiskFaultOf(event); ok {
+		s.progress.setFault(fault) // before QEMU answers that it has paused the guest
 		select {
 		case s.faults <- fault:
 		default:
