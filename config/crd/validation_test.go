@@ -455,10 +455,10 @@ var specCases = map[string]createCase{
 	"unknown init":              {`init: tini`, []string{`spec.init: Unsupported value: "tini": supported values: "Image", "Drover"`}},
 	"relative workingDir":       {`workingDir: srv`, []string{`spec.workingDir: Invalid value: "srv": workingDir must be an absolute path, for example /srv`}},
 	"workingDir of two lines":   {`workingDir: "/a\nb"`, []string{`spec.workingDir: Invalid value: "/a\nb": control characters, and those that no one sees or that change the direction of writing, are not allowed`}},
-	"workingDir with a long name": {`workingDir: /srv/` + strings.Repeat("漢", 86), []string{`spec.workingDir: Invalid value: "/srv/` + strings.Repeat("漢", 86) + `": each name in the path may have at most 255 bytes`}},
+	"workingDir with a long name": {`workingDir: /srv/` + strings.Repeat("漢", 256), []string{`spec.workingDir: Invalid value: "/srv/` + strings.Repeat("漢", 256) + `": each name in the path may have at most 255 characters`}},
 	"mountPaths with long names": {`volumes: [{name: a, size: 1G, mountPath: /` + strings.Repeat("x", 256) + `}], files: [{mountPath: /` + strings.Repeat("y", 256) + `, secret: {secretName: a}}]`, []string{
-		`spec.files[0].mountPath: Invalid value: "/` + strings.Repeat("y", 256) + `": each name in the path may have at most 255 bytes`,
-		`spec.volumes[0].mountPath: Invalid value: "/` + strings.Repeat("x", 256) + `": each name in the path may have at most 255 bytes`,
+		`spec.files[0].mountPath: Invalid value: "/` + strings.Repeat("y", 256) + `": each name in the path may have at most 255 characters`,
+		`spec.volumes[0].mountPath: Invalid value: "/` + strings.Repeat("x", 256) + `": each name in the path may have at most 255 characters`,
 	}},
 	"workingDir of much length": {`workingDir: /` + strings.Repeat("x", 1024), []string{`spec.workingDir: Too long: may not be more than 1024 bytes`}},
 	"an SSH key of two lines": {`sshAuthorizedKeys: ["ssh-ed25519 AAAA a\nssh-ed25519 AAAA b"]`, []string{

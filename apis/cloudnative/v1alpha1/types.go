@@ -151,7 +151,7 @@ type VirtualMachineSpec struct {
 	// replaces that of the image.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="self.split('/').all(name, bytes(name).size() <= 255)",message="each name in the path may have at most 255 bytes"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('[^/]{256}')",message="each name in the path may have at most 255 characters"
 	// +kubebuilder:validation:XValidation:rule="self.startsWith('/')",message="workingDir must be an absolute path, for example /srv"
 	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
 	// +optional
@@ -555,7 +555,7 @@ type FileMount struct {
 	// Another path needs a restart.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
-	// +kubebuilder:validation:XValidation:rule="self.split('/').all(name, bytes(name).size() <= 255)",message="each name in the path may have at most 255 bytes"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('[^/]{256}')",message="each name in the path may have at most 255 characters"
 	// +kubebuilder:validation:XValidation:rule="self.matches('^(/[^/]+)+$') && !self.matches('/[.][.]?(/|$)')",message="mountPath must be an absolute path other than /, without .. or . in it and without a slash at its end, for example /etc/tls"
 	// +kubebuilder:validation:XValidation:rule="!self.matches('^/(etc$|(proc|sys|dev)(/|$))')",message="mountPath must not be /etc, and not be /proc, /sys or /dev or be inside one of them"
 	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
@@ -661,7 +661,7 @@ type Volume struct {
 	// the image's files there.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="self.split('/').all(name, bytes(name).size() <= 255)",message="each name in the path may have at most 255 bytes"
+	// +kubebuilder:validation:XValidation:rule="!self.matches('[^/]{256}')",message="each name in the path may have at most 255 characters"
 	// +kubebuilder:validation:XValidation:rule="self.startsWith('/') && !self.matches('(/[.]{0,2})(/|$)')",message="mountPath must be an absolute path without '.', '..', '//' and a '/' at its end, for example /srv/data"
 	// +kubebuilder:validation:XValidation:rule="!self.matches('^/(etc|(proc|sys|dev)(/.*)?)$')",message="mountPath must not be /etc or in /proc, /sys or /dev"
 	// +kubebuilder:validation:XValidation:rule=`!self.matches(r'[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]')`,message="control characters, and those that no one sees or that change the direction of writing, are not allowed"
