@@ -43,12 +43,13 @@ pack() {
 drop_outdated() {
 	local description package
 	apt_update
+	[[ -n "$(cloud_kernel_version)" ]] || die "apt knows no package ${cloud_kernel}"
 	for description in "${cache}"/guest-kernel-*/kernel.json "${cache}/busybox/busybox.json"; do
 		[[ -e "${description}" ]] || continue
 		package="$(sed -n 's/^  "package": "\(.*\)",$/\1/p' "${description}")"
 		[[ "${package}" != linux-image-* || "${package}" == "$(cloud_kernel_version)" ]] &&
 			[[ "$(sed -n 's/^  "version": "\(.*\)",$/\1/p' "${description}")" == "$(apt-cache policy "${package}" | sed -n 's/^  Candidate: //p')" ]] ||
-			rm -rf "$(dirname "${description}")"
+			rm -f "${description}" # which says that all is there
 	done
 }
 
@@ -89,12 +90,10 @@ stage_package() {
 
 # write_images writes an OCI archive for each image.
 write_images() {
-	local root
-	root="$(hack/machine-root.sh)"
 	go -C hack/image run . --out "${stage}" --notices "${stage}/NOTICES" --tag "drover-controller:${version}" --version "${version}" \
 		--platforms linux/amd64,linux/arm64
 	go -C hack/image run . --out "${stage}" --notices "${stage}/NOTICES" --tag "drover-machine:${version}" --version "${version}" \
-		--program drover-machine --root "${root}/root" --packages "${root}/packages"
+		--program drover-machine --root "${machine}/root" --packages "${machine}/packages"
 	for program in drover-controller drover-machine; do
 		cp "${stage}/${program}.tar" "${target}/${program}-image_${version}.tar"
 	done
@@ -122,7 +121,7 @@ fetch_sources() {
 	local folder="${cache}/sources" parts="${stage}/apt/parts" missing=0 source file
 	mkdir -p "${folder}/partial" "${parts}" "${stage}/apt/lists/partial" "${stage}/sources"
 	for file in /etc/apt/sources.list.d/*.sources; do
-		sed 's/^Types: *deb *$/Types: deb-src/' "${file}" >"${parts}/$(basename "${file}")"
+		[[ ! -e "${file}" ]] || sed 's/^Types: *deb *$/Types: deb-src/' "${file}" >"${parts}/$(basename "${file}")"
 	done
 	for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
 		[[ ! -e "${file}" ]] || sed -n 's/^deb /deb-src /p' "${file}" >"${parts}/$(basename "${file%.list}").list"
@@ -130,17 +129,18 @@ fetch_sources() {
 	local options=(-o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="${parts}" -o Dir::State::Lists="${stage}/apt/lists"
 		-o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o Acquire::Retries=3 -o Acquire::http::Timeout=20 -o APT::Sandbox::User=root)
 	timeout --kill-after=30 600 apt-get -qq update "${options[@]}" || die "apt-get could not fetch the lists of sources"
+	release sources >"${stage}/source-names"
 	while read -r source; do
-		(cd "${folder}" && timeout --kill-after=30 1800 apt-get -qq source --download-only --only-source "${options[@]}" "${source}") >"${stage}/apt/log" 2>&1 || {
+		(cd "${folder}" && timeout --kill-after=30 1800 apt-get -qq source --download-only --only-source "${options[@]}" "${source}") </dev/null >"${stage}/apt/log" 2>&1 || {
 			echo "release.sh: the sources of ${source} are missing: $(first_error "$(<"${stage}/apt/log")")" >&2
 			missing=$((missing + 1))
 			continue
 		}
 		sed -n '/^Checksums-Sha256:/,/^[^ ]/s/^ [0-9a-f]* [0-9]* //p' "$(dsc "${source}")" | while read -r file; do
-			ln --force "${folder}/${file}" "${stage}/sources/"
+			cp --reflink=auto "${folder}/${file}" "${stage}/sources/"
 		done
-		ln --force "$(dsc "${source}")" "${stage}/sources/"
-	done < <(release sources)
+		cp --reflink=auto "$(dsc "${source}")" "${stage}/sources/"
+	done <"${stage}/source-names"
 	[[ "${missing}" -eq 0 ]] || die "the mirrors of apt lack ${missing} source packages: publish nothing without them"
 	pack "${target}/drover-sources_${version}.tar" "${stage}" sources
 }
@@ -148,11 +148,13 @@ fetch_sources() {
 # dsc prints the path of the description of a source package, NAME=VERSION. Its name has no epoch in it.
 dsc() { echo "${cache}/sources/${1%%=*}_$(sed 's/^[^=]*=\([0-9]*:\)\?//' <<<"$1").dsc"; }
 
-drop_outdated
-make build guest
+export GOFLAGS="-trimpath -buildvcs=false"
+[[ -n "${expected}" || "${SOURCES:-yes}" == no ]] || drop_outdated
+make VERSION="${version}" build guest
 set_time
 stage_programs
-cp "$(hack/machine-root.sh)/debs" "${stage}/machine-packages"
+machine="$(hack/machine-root.sh)"
+cp "${machine}/debs" "${stage}/machine-packages"
 release manifest
 release notices
 stage_package

@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"runtime/debug"
@@ -74,20 +73,12 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	err = runner.Run(ctx, components, func() error {
 		console.printNextSteps(plane)
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
-		return o.reportReady(dir)
+		if err := o.manager.notify("READY=1"); err != nil {
+			console.printf("  the service manager was not told that Drover is ready: %v\n", err)
+		}
+		return dir.SetReady()
 	})
 	return dir.ExplainError(err)
-}
-
-// reportReady tells other commands, and then the service manager.
-func (o *upRun) reportReady(dir *datadir.Dir) error {
-	if err := dir.SetReady(); err != nil {
-		return err
-	}
-	if err := o.manager.notify("READY=1"); err != nil {
-		return fmt.Errorf("telling the service manager that Drover is ready: %w", err)
-	}
-	return nil
 }
 
 // prepareControlPlane opens the port and updates certificates and kubeconfig.

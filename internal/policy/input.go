@@ -163,7 +163,7 @@ type Server struct {
 	IsBooting       bool   `json:"booting,omitzero"`
 }
 
-// Exit says how a run ended. It contains none of the guest's output.
+// Exit says how a run ended. Of the guest it has the description of the end, and none of its output.
 type Exit struct {
 	// HasEnded is set if a run, or its guest, has ended.
 	HasEnded bool   `json:"ended"`

@@ -108,8 +108,7 @@ func addRunnables(ctx context.Context, mgr ctrl.Manager, o *Options, settings co
 		return err
 	}
 	listed := apiserver.AnnounceWait(ctrl.Log, "Waiting until all VirtualMachines are listed", "hint", "see the errors above; if the API server forbids the list, apply this version's RBAC")
-	return mgr.Add(&starter{mgr: mgr, defaultDriver: settings.Inventories[0], started: func() {
-		listed()
+	return mgr.Add(&starter{mgr: mgr, defaultDriver: settings.Inventories[0], listed: listed, started: func() {
 		if o.Started != nil {
 			o.Started()
 		}
@@ -129,7 +128,8 @@ func configFor(cfg *rest.Config) *rest.Config {
 type starter struct {
 	mgr           ctrl.Manager
 	defaultDriver *inventory.Inventory
-	started       func()
+	// listed is called as soon as the cache is filled.
+	listed, started func()
 }
 
 // NeedLeaderElection returns false: the manager runs it on standbys too.
@@ -137,7 +137,11 @@ func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (s *starter) Start(ctx context.Context) error {
-	if apiserver.WaitForCache(ctx, s.mgr) == nil && s.defaultDriver.WaitForFirstTry(ctx) == nil {
+	if apiserver.WaitForCache(ctx, s.mgr) != nil {
+		return nil
+	}
+	s.listed()
+	if s.defaultDriver.WaitForFirstTry(ctx) == nil {
 		s.started()
 	}
 	return nil

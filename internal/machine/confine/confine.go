@@ -141,24 +141,21 @@ func Start(cmd *exec.Cmd, p Policy) error {
 		err = cmd.Start()
 	})
 	if err == nil && p.OOMScore > 0 {
-		// The program may have ended already.
-		_ = RunAs(p.User, func() error { return raiseOOMScore(cmd.Process.Pid, p.OOMScore) })
+		raiseOOMScore(cmd.Process.Pid, p.OOMScore, p.User)
 	}
 	return err
 }
 
-// raiseOOMScore raises the score of a process. Its user may do that, while root needs CAP_DAC_OVERRIDE.
-func raiseOOMScore(pid, increase int) error {
+// raiseOOMScore raises the score of a process. Its user may do that, while root needs CAP_DAC_OVERRIDE. The process may
+// have ended already, and then it does nothing.
+func raiseOOMScore(pid, increase int, user *User) {
 	const maxScore = 1000
-	text, err := os.ReadFile(scoreFile(os.Getpid()))
-	if err != nil {
-		return err
+	inherited := 0
+	if text, err := os.ReadFile(scoreFile(os.Getpid())); err == nil {
+		inherited, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
-	inherited, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(scoreFile(pid), []byte(strconv.Itoa(min(max(inherited, 0)+increase, maxScore))), 0o600)
+	score := min(max(inherited, 0)+increase, maxScore)
+	_ = RunAs(user, func() error { return os.WriteFile(scoreFile(pid), []byte(strconv.Itoa(score)), 0o600) })
 }
 
 func scoreFile(pid int) string { return fmt.Sprintf("/proc/%d/oom_score_adj", pid) }
