@@ -36,7 +36,7 @@ type content struct {
 	// root is a folder with further files, and packages lists the Debian packages that they
 	// come from. Both may be empty.
 	root, packages string
-	// notices is the text of the file NOTICES, with the licences of what is linked into the program. It may be empty.
+	// notices is the text of the file NOTICES, with the licences of the modules in the program. It may be empty.
 	notices []byte
 }
 

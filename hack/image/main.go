@@ -48,7 +48,7 @@ func main() {
 	flag.StringVar(&o.program, "program", controller, "program under cmd/ that the image runs")
 	flag.StringVar(&o.root, "root", "", "folder with further files of the image")
 	flag.StringVar(&o.packages, "packages", "", "file with the Debian packages that these are of, one a line as NAME=VERSION")
-	flag.StringVar(&o.notices, "notices", "", "file with the licences of what is linked into the program")
+	flag.StringVar(&o.notices, "notices", "", "file with the licences of the modules in the program")
 	flag.BoolVar(&o.push, "push", false, "push the image to the registry in its name, with the credentials of docker login")
 	flag.Parse()
 

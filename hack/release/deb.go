@@ -59,7 +59,7 @@ func readPackage(m Manifest) (*nfpm.Info, error) {
 	}
 	info.MTime = time.Unix(m.Time, 0).UTC()
 	info = nfpm.WithDefaults(info)
-	for _, file := range info.Contents { // the times on disk are those of the build
+	for _, file := range info.Contents { // the files on disk have the time of the build
 		if file.FileInfo != nil {
 			file.FileInfo.MTime = info.MTime
 		}

@@ -1,12 +1,12 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command release writes the parts of a release that need more than copying: the manifest of what
-// it contains, the notices of third parties, the bill of materials and the Debian package.
+// Command release writes the parts of a release that need more than copying: the manifest, the notices of third parties,
+// the bill of materials and the Debian package.
 //
 //	go -C hack/release run . -stage DIR PART
 //
-// hack/release.sh fills the folder DIR, runs it for each part, and says what is in the folder. The same folder
+// hack/release.sh fills the folder DIR, runs the command for each part, and describes the folder. The same folder
 // gives the same bytes. Start with parts; each is in a file of that name.
 package main
 
@@ -22,7 +22,7 @@ import (
 	"syscall"
 )
 
-// parts are what the command can write.
+// parts are the parts that the command can write.
 var parts = map[string]func(context.Context, options) error{
 	"manifest": writeManifest,
 	"sources":  printSources,
@@ -45,7 +45,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.checkout, "checkout", "../..", "folder of Drover's sources")
 	flag.StringVar(&o.stage, "stage", "", "folder with the files of the release")
-	flag.StringVar(&o.out, "out", "", "folder for what is published")
+	flag.StringVar(&o.out, "out", "", "folder for the published files")
 	flag.StringVar(&o.expected, "expected", "", "manifest that the release must have")
 	flag.Parse()
 

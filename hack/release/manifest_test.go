@@ -64,7 +64,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// writeStage returns a folder with the descriptions of what a release has of Debian.
+// writeStage returns a folder with the descriptions of the Debian packages in a release.
 func writeStage(t *testing.T) string {
 	t.Helper()
 	stage := t.TempDir()

@@ -108,8 +108,9 @@ type Inventory struct {
 	cache  cache
 	id     driver.Identifier
 	fenced chan struct{} // signalled when the engine begins to refuse this process
-	tried  chan struct{} // closed once the engine was listed, or a try has failed
-	try    sync.Once
+	// Tried is closed once the engine was listed, or could not be listed. endFirstTry closes it.
+	Tried       <-chan struct{}
+	endFirstTry func()
 }
 
 var errNotListed = errors.New("the engine has not been listed yet")
@@ -126,25 +127,13 @@ func New(o Options) (*Inventory, error) {
 	if o.ConfirmLeading == nil {
 		o.ConfirmLeading = func(context.Context) (bool, error) { return true, nil }
 	}
-	return &Inventory{Options: o, id: id, fenced: make(chan struct{}, 1), tried: make(chan struct{}), cache: cache{
+	tried := make(chan struct{})
+	return &Inventory{Options: o, id: id, fenced: make(chan struct{}, 1), Tried: tried, endFirstTry: sync.OnceFunc(func() { close(tried) }), cache: cache{
 		clock: o.Clock, listingSince: o.Clock.Now(), cause: errNotListed,
 		entries: map[types.UID]*entry{}, changedUIDs: map[types.UID]bool{}, held: newHolds(),
 		replaced: make(chan struct{}, 1), refreshDue: make(chan struct{}, 1), checkDue: make(chan struct{}, 1),
 	}}, nil
 }
-
-// WaitForFirstTry waits until the engine was listed, or could not be.
-func (i *Inventory) WaitForFirstTry(ctx context.Context) error {
-	select {
-	case <-i.tried:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// endFirstTry ends WaitForFirstTry.
-func (i *Inventory) endFirstTry() { i.try.Do(func() { close(i.tried) }) }
 
 // Subscribe registers fn for every change that was not made by an action of this
 // process. The inventory calls fn from its goroutines, so fn must not block.

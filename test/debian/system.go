@@ -59,7 +59,7 @@ func newSystem(t *testing.T, packages ...string) *system {
 	return s
 }
 
-// start boots the Debian, which has no network, and waits until systemd has started everything.
+// start boots the Debian without a network, and waits until systemd has started everything.
 func (s *system) start(t *testing.T) {
 	t.Helper()
 	s.boot = exec.CommandContext(context.WithoutCancel(t.Context()), "systemd-nspawn", "--quiet", "--directory", s.root, "--machine", "drover-test-"+strconv.Itoa(os.Getpid()),
@@ -85,7 +85,7 @@ func (s *system) leader() (string, error) {
 	}
 	pids := strings.Fields(string(children))
 	if len(pids) == 0 {
-		return "", errors.New("systemd-nspawn has no child")
+		return "", errors.New("systemd-nspawn lacks a child")
 	}
 	return pids[0], nil
 }

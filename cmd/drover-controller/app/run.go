@@ -141,8 +141,10 @@ func (s *starter) Start(ctx context.Context) error {
 		return nil
 	}
 	s.listed()
-	if s.defaultDriver.WaitForFirstTry(ctx) == nil {
+	select {
+	case <-s.defaultDriver.Tried:
 		s.started()
+	case <-ctx.Done():
 	}
 	return nil
 }

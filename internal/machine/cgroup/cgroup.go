@@ -91,7 +91,7 @@ func EnterController() error {
 			return err
 		}
 	}
-	_ = unix.Setxattr(group, avoided, []byte("1"), 0) // a kernel before 5.7 has no attributes here
+	_ = unix.Setxattr(group, avoided, []byte("1"), 0) // fails before Linux 5.7
 	return nil
 }
 
