@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -99,8 +100,11 @@ func (s *system) try(t *testing.T, command ...string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--target", pid, "--mount", "--uts", "--ipc", "--pid", "--net", "--cgroup", "--root", "--wd", "env", "-i",
-		"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}, command...)...)
+	enter := []string{
+		"--target", pid, "--mount", "--uts", "--ipc", "--pid", "--net", "--cgroup", "--root", "--wd",
+		"env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive",
+	}
+	cmd := exec.CommandContext(ctx, "nsenter", append(enter, command...)...)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -134,19 +138,20 @@ func (s *system) powerOff(t *testing.T) {
 	s.boot = nil
 }
 
-// files returns the paths of all files of the Debian, apart from those that any use of a Debian changes.
+// volatile are the folders that any use of a Debian changes.
+var volatile = []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/var/lib/apt", "/var/lib/systemd", "/var/lib/dpkg"}
+
+// files returns the paths of all files of the Debian, apart from the volatile ones.
 func (s *system) files(t *testing.T) map[string]bool {
 	t.Helper()
 	files := map[string]bool{}
-	assert.NoError(t, filepath.WalkDir(s.root, func(path string, entry fs.DirEntry, err error) error {
+	assert.NoError(t, filepath.WalkDir(s.root, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		name := strings.TrimPrefix(path, s.root)
-		for _, skipped := range []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/var/lib/apt", "/var/lib/systemd", "/var/lib/dpkg"} {
-			if name == skipped {
-				return fs.SkipDir
-			}
+		if slices.Contains(volatile, name) {
+			return fs.SkipDir
 		}
 		files[name] = true
 		return nil

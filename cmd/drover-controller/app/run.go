@@ -137,14 +137,13 @@ func (s *starter) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (s *starter) Start(ctx context.Context) error {
-	if apiserver.WaitForCache(ctx, s.mgr) != nil {
-		return nil
-	}
-	s.listed()
-	select {
-	case <-s.defaultDriver.Tried:
-		s.started()
-	case <-ctx.Done():
+	if err := apiserver.WaitForCache(ctx, s.mgr); err == nil {
+		s.listed()
+		select {
+		case <-s.defaultDriver.Tried:
+			s.started()
+		case <-ctx.Done():
+		}
 	}
 	return nil
 }

@@ -262,13 +262,13 @@ func enableControllers(folder string) error {
 	if err != nil {
 		return err
 	}
-	wanted := "+cpu" // an error of the kernel if it is not available
+	wanted := []string{"+cpu"} // the kernel refuses it if it is not available
 	for _, name := range []string{"memory", "pids"} {
 		if slices.Contains(available, name) {
-			wanted += " +" + name
+			wanted = append(wanted, "+"+name)
 		}
 	}
-	return writeFile(folder, subtreeControlFile, wanted)
+	return writeFile(folder, subtreeControlFile, strings.Join(wanted, " "))
 }
 
 // listsCPU reports whether a list of controllers contains cpu.
