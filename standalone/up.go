@@ -73,12 +73,20 @@ func (o *upRun) run(ctx context.Context, flags *pflag.FlagSet) (err error) {
 	err = runner.Run(ctx, components, func() error {
 		console.printNextSteps(plane)
 		defer debug.FreeOSMemory() // a start leaves 30 MB of garbage
-		if err := o.manager.notify("READY=1"); err != nil {
-			console.printf("  the service manager was not told that Drover is ready: %v\n", err)
+		err := dir.SetReady()
+		if err == nil {
+			o.reportReady(console)
 		}
-		return dir.SetReady()
+		return err
 	})
 	return dir.ExplainError(err)
+}
+
+// reportReady tells the service manager, without which Drover works, too.
+func (o *upRun) reportReady(console *progress) {
+	if err := o.manager.notify("READY=1"); err != nil {
+		console.printf("  the service manager was not told that Drover is ready: %v\n", err)
+	}
 }
 
 // prepareControlPlane opens the port and updates certificates and kubeconfig.

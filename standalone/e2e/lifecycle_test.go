@@ -376,5 +376,5 @@ func TestServiceManager(t *testing.T) {
 	for m := range messages {
 		got = append(got, m)
 	}
-	assert.Equal(t, "messages", got, []message{{text: "READY=1"}})
+	assert.Equal(t, "messages", fmt.Sprint(got), fmt.Sprint([]message{{text: "READY=1"}}))
 }
