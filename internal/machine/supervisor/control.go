@@ -44,7 +44,7 @@ func (s *Supervisor) Status(ctx context.Context) (control.Status, error) {
 		out.IsSilent = true
 		return out, nil
 	}
-	out.Fault = s.progress.currentStatus().Fault // an error that has paused the guest only now, too
+	out.Fault = reportFault(s.progress.lastFault()) // after the query, since the error may have paused the guest since the status was read
 	if out.State != control.StateRunning {
 		return out, nil
 	}

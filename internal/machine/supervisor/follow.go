@@ -38,8 +38,6 @@ func (s *Supervisor) Run(ctx context.Context) (End, error) {
 		case status := <-s.process.Exited():
 			check.Stop()
 			return f.recordKill(status), nil
-		case fault := <-s.faults:
-			f.fault = fault
 		case <-s.changed:
 		case <-check.C():
 		}
@@ -68,7 +66,6 @@ type follower struct {
 	supervisor *Supervisor
 
 	isSilent   bool // QEMU did not answer the last query
-	fault      machine.DiskFault
 	resumedAt  time.Time
 	pressedAt  time.Time
 	loggedWait string // the last logged reason why the guest waits
@@ -173,11 +170,7 @@ func (f *follower) resumeOrPress(ctx context.Context, status string) {
 
 // resumeDisk resumes a guest that a disk error has paused. The guest then repeats the failed request.
 func (f *follower) resumeDisk(ctx context.Context) {
-	select {
-	case f.fault = <-f.supervisor.faults:
-	default:
-	}
-	fault := machine.FindDiskFault(ctx, f.supervisor.monitor, f.fault)
+	fault := machine.FindDiskFault(ctx, f.supervisor.monitor, f.supervisor.progress.lastFault())
 	f.supervisor.progress.setFault(fault)
 	f.setWait(fault.Explain())
 	if f.supervisor.Clock.Since(f.resumedAt) < machine.ResumeAgain {

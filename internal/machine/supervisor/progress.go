@@ -28,7 +28,7 @@ type progress struct {
 	stop        *stop
 	forced      string // why the run must end at once
 	waitCause   error  // why the guest waits
-	fault       control.Fault
+	fault       machine.DiskFault
 	health      health.State
 }
 
@@ -110,7 +110,14 @@ func (p *progress) setWait(cause error) {
 func (p *progress) setFault(fault machine.DiskFault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.fault = control.Fault{Node: fault.Node, Operation: fault.Operation, Reason: fault.Reason}
+	p.fault = fault
+}
+
+// lastFault returns the last disk error that paused the guest, which may be empty.
+func (p *progress) lastFault() machine.DiskFault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fault
 }
 
 func (p *progress) setHealth(state health.State) {
@@ -140,7 +147,7 @@ func (p *progress) checkAfter() time.Duration {
 func (p *progress) currentStatus() control.Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := control.Status{State: control.StateRunning, StartedAt: p.startedAt, Waits: waitKind(p.waitCause), Fault: p.fault, Health: p.health}
+	out := control.Status{State: control.StateRunning, StartedAt: p.startedAt, Waits: waitKind(p.waitCause), Fault: reportFault(p.fault), Health: p.health}
 	if p.startedAt.IsZero() {
 		out.State = control.StateStarting
 	} else {
@@ -158,6 +165,11 @@ func (p *progress) checkRunning() error {
 		return failure.ErrNotRunning
 	}
 	return nil
+}
+
+// reportFault returns a disk error as a status has it.
+func reportFault(f machine.DiskFault) control.Fault {
+	return control.Fault{Node: f.Node, Operation: f.Operation, Reason: f.Reason}
 }
 
 // waitKind returns the kind of a wait, by the error that explains it.

@@ -124,7 +124,6 @@ type Supervisor struct {
 	edge     guardedEdge
 	progress progress
 	changed  chan struct{}
-	faults   chan machine.DiskFault
 	watches  watches
 }
 
@@ -136,7 +135,7 @@ var (
 // New returns a supervisor without a QEMU: see Attach.
 func New(c Options) *Supervisor {
 	s := &Supervisor{
-		Options: c, attached: make(chan struct{}), changed: make(chan struct{}, 1), faults: make(chan machine.DiskFault, 1),
+		Options: c, attached: make(chan struct{}), changed: make(chan struct{}, 1),
 		progress: progress{clock: c.Clock, gracePeriod: c.GracePeriod},
 	}
 	if c.HealthCheck != nil {
@@ -208,10 +207,7 @@ func (s *Supervisor) waitAttached(ctx context.Context) error {
 func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 	if fault, ok := machine.DiskFaultOf(event); ok {
 		s.progress.setFault(fault) // before QEMU answers that it has paused the guest
-		select {
-		case s.faults <- fault:
-		default:
-		}
+		s.checkSoon()
 	}
 	if machine.IsResume(event) {
 		go s.setGuestClock(ctx)
@@ -226,11 +222,16 @@ func (s *Supervisor) onEvent(ctx context.Context, event qmp.Event) {
 
 // wakeUp makes Run check the guest, and notifies the watchers.
 func (s *Supervisor) wakeUp() {
+	s.checkSoon()
+	s.watches.notifyAll()
+}
+
+// checkSoon makes Run check the guest.
+func (s *Supervisor) checkSoon() {
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
-	s.watches.notifyAll()
 }
 
 // setGuestClock sets the clock of the guest after it was resumed.
