@@ -12,13 +12,10 @@ set -o errexit -o nounset -o pipefail
 
 readonly out="${1:?usage: hack/busybox-image.sh FILE FOLDER}" files="${2:?usage: hack/busybox-image.sh FILE FOLDER}"
 busybox="$("$(dirname "${BASH_SOURCE[0]}")/busybox.sh")"
+pack="$(dirname "${BASH_SOURCE[0]}")/pack.sh"
+readonly pack
 work="$(mktemp -d)"
 trap 'rm -rf "${work}"' EXIT
-
-# pack FOLDER [NAME...] writes an archive that depends on the names, modes and contents of the files alone.
-pack() {
-	tar --create --format=ustar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u+rw,go-w,a+rX --directory "$@"
-}
 
 mkdir -p "${work}"/root/{bin,tmp} "${work}/image"
 cp "${busybox}" "${work}/root/bin/busybox"
@@ -27,11 +24,11 @@ for name in $("${busybox}" --list); do
 done
 cp -R "${files}/." "${work}/root/"
 chmod 755 "${work}/root/start"
-pack "${work}/root" . >"${work}/layer"
+"${pack}" 0 "${work}/root" . >"${work}/layer"
 layer="$(sha256sum <"${work}/layer" | cut -d ' ' -f 1)"
 gzip --no-name --stdout "${work}/layer" >"${work}/image/layer.tar.gz"
 cat >"${work}/image/config.json" <<END
 {"os": "linux", "architecture": "amd64", "config": {"Cmd": ["/start"], "Env": ["PATH=/bin"]}, "rootfs": {"type": "layers", "diff_ids": ["sha256:${layer}"]}}
 END
 echo '[{"Config": "config.json", "Layers": ["layer.tar.gz"]}]' >"${work}/image/manifest.json"
-pack "${work}/image" manifest.json config.json layer.tar.gz >"${out}"
+"${pack}" 0 "${work}/image" manifest.json config.json layer.tar.gz >"${out}"

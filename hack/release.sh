@@ -30,14 +30,6 @@ trap 'rm -rf "${stage}"' EXIT
 # release runs hack/release for a part.
 release() { go -C hack/release run . -checkout "${PWD}" -stage "${stage}" -out "${target}" ${expected:+-expected "$(realpath "${expected}")"} "$1"; }
 
-# pack FILE FOLDER NAME... writes an archive that depends on names, modes and contents alone.
-pack() {
-	local file="$1" folder="$2"
-	shift 2
-	tar --create --format=gnu --sort=name --mtime="@${time}" --owner=0 --group=0 --numeric-owner --mode=u+rw,go-w,a+rX \
-		--directory "${folder}" --file "${file}" "$@"
-}
-
 # drop_outdated removes the kernel and BusyBox from the cache if apt has newer ones: Debian's mirrors have the sources of the
 # newest versions alone.
 drop_outdated() {
@@ -103,7 +95,7 @@ write_images() {
 write_chart() {
 	cp -r charts/drover "${stage}/drover"
 	sed -i "s/^version: .*/version: ${version}/; s/^appVersion: .*/appVersion: ${version}/" "${stage}/drover/Chart.yaml"
-	pack - "${stage}" drover | gzip --best --no-name >"${target}/drover-${version}.tgz"
+	hack/pack.sh "${time}" "${stage}" drover | gzip --best --no-name >"${target}/drover-${version}.tgz"
 }
 
 # write_programs writes archives of the programs, those for amd64 with the files that boot container images.
@@ -112,7 +104,7 @@ write_programs() {
 	cp -r LICENSE "${stage}/NOTICES" "${stage}/guest" "${stage}/linux-amd64/"
 	local arch
 	for arch in amd64 arm64; do
-		pack - "${stage}/linux-${arch}" . | gzip --best --no-name >"${target}/drover_${version}_linux_${arch}.tar.gz"
+		hack/pack.sh "${time}" "${stage}/linux-${arch}" . | gzip --best --no-name >"${target}/drover_${version}_linux_${arch}.tar.gz"
 	done
 }
 
@@ -142,7 +134,7 @@ fetch_sources() {
 		cp --reflink=auto "$(dsc "${source}")" "${stage}/sources/"
 	done <"${stage}/source-names"
 	[[ "${missing}" -eq 0 ]] || die "the mirrors of apt lack ${missing} source packages: publish nothing without them"
-	pack "${target}/drover-sources_${version}.tar" "${stage}" sources
+	hack/pack.sh "${time}" "${stage}" sources >"${target}/drover-sources_${version}.tar"
 }
 
 # dsc prints the path of the description of a source package, NAME=VERSION. Its name has no epoch in it.
