@@ -20,7 +20,7 @@ import (
 // writeBOM writes the bill of materials: the programs, the Go modules that are linked into each, and the Debian
 // packages (CycloneDX, ECMA-424).
 func writeBOM(_ context.Context, o options) error {
-	m, err := read(o.stage)
+	m, err := readManifest(o.stage)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func writeBOM(_ context.Context, o options) error {
 	dependencies["drover"] = cdx.Dependency{Ref: "drover", Dependencies: &contained}
 	bom.Components = sortedValues(components, func(c cdx.Component) string { return c.BOMRef })
 	bom.Dependencies = sortedValues(dependencies, func(d cdx.Dependency) string { return d.Ref })
-	return encode(bom, filepath.Join(o.out, "drover_"+m.Version+".cdx.json"))
+	return encodeBOM(bom, filepath.Join(o.out, "drover_"+m.Version+".cdx.json"))
 }
 
 // addProgram adds a program and its modules, and returns the program's reference.
@@ -98,7 +98,7 @@ func sortedValues[T any](values map[string]T, key func(T) string) *[]T {
 	return &sorted
 }
 
-func encode(bom *cdx.BOM, path string) error {
+func encodeBOM(bom *cdx.BOM, path string) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err

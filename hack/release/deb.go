@@ -17,7 +17,7 @@ import (
 
 // writePackage writes the Debian package, which config/debian/nfpm.yaml describes.
 func writePackage(_ context.Context, o options) error {
-	m, err := read(o.stage)
+	m, err := readManifest(o.stage)
 	if err != nil {
 		return err
 	}

@@ -51,8 +51,8 @@ type Source struct {
 
 func (s Source) String() string { return s.Name + "=" + s.Version }
 
-// read returns the manifest of a stage.
-func read(stage string) (Manifest, error) {
+// readManifest returns the manifest of a stage.
+func readManifest(stage string) (Manifest, error) {
 	var m Manifest
 	content, err := os.ReadFile(filepath.Join(stage, "manifest.json"))
 	if err == nil {
@@ -63,12 +63,12 @@ func read(stage string) (Manifest, error) {
 
 // writeManifest describes the stage, and refuses one that is not as expected.
 func writeManifest(_ context.Context, o options) error {
-	m, err := describe(o)
+	m, err := describeStage(o)
 	if err != nil {
 		return err
 	}
 	if o.expected != "" {
-		if err := compare(o.expected, m); err != nil {
+		if err := compareManifest(o.expected, m); err != nil {
 			return err
 		}
 	}
@@ -79,8 +79,8 @@ func writeManifest(_ context.Context, o options) error {
 	return os.WriteFile(filepath.Join(o.stage, "manifest.json"), append(content, '\n'), 0o644)
 }
 
-// describe collects the manifest from the stage's files.
-func describe(o options) (Manifest, error) {
+// describeStage collects the manifest from the stage's files.
+func describeStage(o options) (Manifest, error) {
 	version, err := os.ReadFile(filepath.Join(o.checkout, "VERSION"))
 	if err != nil {
 		return Manifest{}, err
@@ -90,8 +90,8 @@ func describe(o options) (Manifest, error) {
 		return Manifest{}, err
 	}
 	m := Manifest{Version: strings.TrimSpace(string(version)), Time: info.ModTime().Unix(), Go: runtime.Version()}
-	for _, read := range []func(string) ([]Package, error){readKernel, readBuiltInImage, readMachineImage} {
-		packages, err := read(o.stage)
+	for _, readPackages := range []func(string) ([]Package, error){readKernel, readBuiltInImage, readMachineImage} {
+		packages, err := readPackages(o.stage)
 		if err != nil {
 			return Manifest{}, err
 		}
@@ -101,8 +101,8 @@ func describe(o options) (Manifest, error) {
 	return m, nil
 }
 
-// compare returns an error that names the differences of the manifest from the one in a file.
-func compare(path string, m Manifest) error {
+// compareManifest returns an error that names the differences of the manifest from the one in a file.
+func compareManifest(path string, m Manifest) error {
 	content, err := os.ReadFile(path)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func compare(path string, m Manifest) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	var differences []error
-	have, expected := lines(m), lines(want)
+	have, expected := valuesOf(m), valuesOf(want)
 	for name, value := range expected {
 		if have[name] != value {
 			differences = append(differences, fmt.Errorf("%s is %q, but %s has %q", name, have[name], path, value))
@@ -127,8 +127,8 @@ func compare(path string, m Manifest) error {
 	return errors.Join(differences...)
 }
 
-// lines returns the values of a manifest by name.
-func lines(m Manifest) map[string]string {
+// valuesOf returns the values of a manifest by name.
+func valuesOf(m Manifest) map[string]string {
 	values := map[string]string{"version": m.Version, "time": fmt.Sprint(m.Time), "go": m.Go}
 	for _, p := range m.Packages {
 		values["package "+p.Name+" in "+p.In] = fmt.Sprint(p.Version, " ", p.SHA256, " ", p.Sources)
@@ -211,7 +211,7 @@ func readMachineImage(stage string) ([]Package, error) {
 
 // printSources prints each source package once, as apt-get source takes it.
 func printSources(_ context.Context, o options) error {
-	m, err := read(o.stage)
+	m, err := readManifest(o.stage)
 	if err != nil {
 		return err
 	}

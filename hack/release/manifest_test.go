@@ -42,7 +42,7 @@ func TestManifest(t *testing.T) {
 	stage := writeStage(t)
 	o := options{checkout: stage, stage: stage}
 	noError(t, writeManifest(t.Context(), o))
-	m, err := read(stage)
+	m, err := readManifest(stage)
 	noError(t, err)
 	if m.Version != "1.2.3" || len(m.Packages) != 3 || m.Time == 0 {
 		t.Errorf("the manifest is %+v", m)

@@ -26,7 +26,7 @@ func TestPackage(t *testing.T) {
 	tier.Full(t, "it makes a release and boots a Debian; the gate tests drover up, hack/release and the units by themselves")
 	first := buildPackage(t)
 	s := newSystem(t, first, withVersion(t, first, newer))
-	before := s.files(t)
+	before := s.listFiles(t)
 	s.start(t)
 
 	begin := time.Now()
@@ -45,7 +45,7 @@ func TestPackage(t *testing.T) {
 	s.checkMachine(t, "after a restart", machine)
 	s.run(t, "pkill", "--signal", "KILL", "--full", "--exact", "/usr/bin/drover up")
 	assert.Eventually(t, "systemd starts Drover again", func(testing.TB) error {
-		out, err := s.try(t, "systemctl", "is-active", "drover")
+		out, err := s.tryCommand(t, "systemctl", "is-active", "drover")
 		return assert.ErrorUnless(err == nil && strings.TrimSpace(out) == "active", "it is %q, %v", out, err)
 	})
 	s.checkMachine(t, "after kill -9", machine)
@@ -103,7 +103,7 @@ func withVersion(t *testing.T, path, version string) string {
 // processes returns the process IDs of a program in the Debian.
 func (s *system) processes(t *testing.T, program string) string {
 	t.Helper()
-	out, _ := s.try(t, "pgrep", "--full", "--", program+".*-name drover-") // fails if there is none
+	out, _ := s.tryCommand(t, "pgrep", "--full", "--", program+".*-name drover-") // pgrep fails without a match
 	return strings.TrimSpace(out)
 }
 
@@ -127,7 +127,7 @@ func checkScores(t *testing.T, s *system) {
 func (s *system) left(t *testing.T, before map[string]bool) []string {
 	t.Helper()
 	left := []string{}
-	for _, path := range slices.Sorted(maps.Keys(s.files(t))) {
+	for _, path := range slices.Sorted(maps.Keys(s.listFiles(t))) {
 		if !before[path] {
 			left = append(left, path)
 		}

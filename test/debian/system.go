@@ -20,7 +20,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -73,13 +72,13 @@ func (s *system) start(t *testing.T) {
 	s.end = end
 	go func() { defer close(end); _ = s.boot.Wait() }()
 	assert.Eventually(t, "the Debian has booted", func(testing.TB) error {
-		out, err := s.try(t, "systemctl", "is-system-running")
+		out, err := s.tryCommand(t, "systemctl", "is-system-running")
 		return assert.ErrorUnless(strings.TrimSpace(out) == "running", "it is %q, %v", out, err)
 	})
 }
 
-// leader returns the process ID of the Debian's systemd, outside of the Debian.
-func (s *system) leader() (string, error) {
+// leaderPID returns the process ID of the Debian's systemd, outside of the Debian.
+func (s *system) leaderPID() (string, error) {
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", s.boot.Process.Pid, s.boot.Process.Pid))
 	if err != nil {
 		return "", err
@@ -91,14 +90,14 @@ func (s *system) leader() (string, error) {
 	return pids[0], nil
 }
 
-// try runs a command in the Debian.
-func (s *system) try(t *testing.T, command ...string) (string, error) {
+// tryCommand runs a command in the Debian.
+func (s *system) tryCommand(t *testing.T, command ...string) (string, error) {
 	t.Helper()
-	pid, err := s.leader()
+	pid, err := s.leaderPID()
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), framework.BuildTimeout)
 	defer cancel()
 	enter := []string{
 		"--target", pid, "--mount", "--uts", "--ipc", "--pid", "--net", "--cgroup", "--root", "--wd",
@@ -109,10 +108,10 @@ func (s *system) try(t *testing.T, command ...string) (string, error) {
 	return string(out), err
 }
 
-// run is try for a command that must succeed.
+// run runs a command in the Debian that must succeed.
 func (s *system) run(t *testing.T, command ...string) string {
 	t.Helper()
-	out, err := s.try(t, command...)
+	out, err := s.tryCommand(t, command...)
 	assert.Require(t, err == nil, "%q failed: %v: %s", command, err, out)
 	return out
 }
@@ -123,26 +122,31 @@ func (s *system) powerOff(t *testing.T) {
 	if s.boot == nil {
 		return
 	}
-	if pid, err := s.leader(); err == nil {
+	defer func() {
+		_ = s.boot.Process.Kill() // if it has not ended
+		s.boot = nil
+	}()
+	if pid, err := s.leaderPID(); err == nil {
 		id, err := strconv.Atoi(pid)
 		assert.NoError(t, err)
 		const powerOff = 38 // SIGRTMIN+4, systemd(1)
 		assert.NoError(t, syscall.Kill(id, powerOff))
 	}
-	select {
-	case <-s.end:
-	case <-time.After(6 * time.Minute): // longer than drover-machines.service takes at most
-		assert.NoError(t, s.boot.Process.Kill())
-		t.Errorf("the Debian did not shut down: %s", s.log.String())
-	}
-	s.boot = nil
+	assert.Eventually(t, "the Debian shuts down", func(testing.TB) error {
+		select {
+		case <-s.end:
+			return nil
+		default:
+			return errors.New(s.log.String())
+		}
+	})
 }
 
 // volatile are the folders that any use of a Debian changes.
 var volatile = []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/var/lib/apt", "/var/lib/systemd", "/var/lib/dpkg"}
 
-// files returns the paths of all files of the Debian, apart from the volatile ones.
-func (s *system) files(t *testing.T) map[string]bool {
+// listFiles returns the paths of all files of the Debian, apart from the volatile ones.
+func (s *system) listFiles(t *testing.T) map[string]bool {
 	t.Helper()
 	files := map[string]bool{}
 	assert.NoError(t, filepath.WalkDir(s.root, func(path string, _ fs.DirEntry, err error) error {

@@ -314,7 +314,7 @@ func Remove(ctx context.Context, group string) error {
 	}
 }
 
-// GroupOf returns the group that Add made for a machine's process, empty if there is none.
+// GroupOf returns the group that Add made for a machine's process, or an empty path.
 func GroupOf(pid int, uuid string) string {
 	g, err := findGroup(pid, "cpu")
 	if err != nil || filepath.Base(g.Path) != prefix+uuid {

@@ -97,8 +97,8 @@ var workloads = []workload{
 	{name: "delete-exchange", setup: created, act: []step{duringOutage(true, remove), waitGone}},
 	{name: "move", moves: true, setup: created, act: []step{remove, waitGone, createElsewhere, waitApplied}},
 	{name: "move-outage", moves: true, setup: created, act: []step{duringOutage(false, remove), waitGone, createElsewhere, waitApplied}},
-	{name: "job", ends: true, act: []step{createBy(lab.Jobs.NewJob), waitEnded}},
-	{name: "files", ends: true, setup: []step{createBy(lab.Jobs.NewReader), waitApplied}, act: []step{changeSecret, waitEnded}},
+	{name: "job", ends: true, act: []step{createJob(lab.Jobs.NewJob), waitEnded}},
+	{name: "files", ends: true, setup: []step{createJob(lab.Jobs.NewReader), waitApplied}, act: []step{changeSecret, waitEnded}},
 	{name: "image", setup: []step{breakImage}, act: []step{create, waitFailed, repairImage, waitApplied}},
 }
 
@@ -112,8 +112,8 @@ func create(ctx context.Context, s *crashRun) error {
 	return s.CreateVM(ctx, vm.Obj())
 }
 
-// createBy creates a VirtualMachine whose server ends by itself.
-func createBy(newVM func(jobs lab.Jobs, name string) *framework.VMBuilder) step {
+// createJob returns a step that creates a VirtualMachine whose command ends without a request to stop it.
+func createJob(newVM func(jobs lab.Jobs, name string) *framework.VMBuilder) step {
 	return func(ctx context.Context, s *crashRun) error {
 		jobs, ok := s.engine.(lab.Jobs)
 		if !ok {
