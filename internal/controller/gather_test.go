@@ -46,7 +46,7 @@ var recordedTexts = map[string]string{
 	"observed.server.id": "Observed.Server.ID", "observed.server.run": "Observed.Server.Run", "observed.server.state": "Observed.Server.State",
 	"observed.server.progress": "Observed.Server.Progress", "observed.server.note": "Observed.Server.Note",
 	"observed.server.error": "Observed.Server.Err", "observed.server.exit.reason": "Observed.Server.Exit.Reason",
-	"observed.server.disruption": "Observed.Server.Disruption",
+	"observed.server.exit.message": "Observed.Server.Exit.Message", "observed.server.disruption": "Observed.Server.Disruption",
 }
 
 // fullStep returns a step of an object and a server that have a value everywhere. Each
