@@ -20,8 +20,8 @@ KUBE_LDFLAGS = -X $(KUBE_PKG).gitVersion=$(KUBE) -X $(KUBE_PKG).gitMajor=$(word 
 PROGRAMS = $(shell hack/cache.sh)/programs
 # Flags for drover up and benchmarks: make up ARGS="--port 7443"
 ARGS ?=
-# What the demo runs: docker, qemu, pod or fake.
-DRIVER ?= docker
+# What the demo runs: auto, docker, qemu, pod or fake.
+DRIVER ?= auto
 # What make soak runs on: fake, docker and qemu unless some are named.
 ENGINES ?=
 # How often make bench-cluster measures each fault.
@@ -39,7 +39,7 @@ help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## show Drover at work: start it, run a VM as a container, load it, delete it, clean up; DRIVER=qemu: as a machine, pod: as a pod of a cluster
+demo: ## show Drover at work: start it, run a VM, use it, delete it, clean up; a machine where QEMU is or can be installed, else a container; DRIVER=docker, qemu, or pod: in a pod of a cluster
 	@hack/demo.sh "$(DRIVER)" $(ARGS)
 
 .PHONY: up

@@ -6,8 +6,9 @@
 # dir, makes a VM by kubectl apply, shows what runs it, uses it, deletes it, and cleans up.
 # make demo DRIVER=... calls it.
 #
-#     hack/demo.sh docker|fake|qemu|pod [FLAG...]
+#     hack/demo.sh auto|docker|fake|qemu|pod [FLAG...]
 #
+# auto is qemu where QEMU is or can be installed, else docker.
 # With docker the VM is a container with a small web server, with fake it is simulated. With qemu
 # it is a machine that boots a container image, which this builds and serves as a registry; it is
 # also shut down and booted again with its disk, and another one does one job. With pod it is a
@@ -17,12 +18,13 @@ set -o errexit -o nounset -o pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly driver="${1:-docker}" up_flags=("${@:2}")
+readonly up_flags=("${@:2}")
 readonly usage_period=5   # seconds; the default of 30 is too long for a demo
 readonly ready_within=300 # seconds: a guest may be emulated
 readonly test_manifest=examples/test-vm.yaml
 readonly guest_image=drover.test/guest:demo pod_image=drover.test/drover-machine:demo controller_image=drover.test/drover-controller
 
+driver="${1:-auto}"
 vm=linux-vm                          # its name
 uid=""                               # its UID
 work=""                              # folder of this run
@@ -42,12 +44,13 @@ if [[ -t 1 ]]; then
 fi
 
 main() {
-	[[ "${driver}" =~ ^(docker|fake|qemu|pod)$ ]] || fail "DRIVER is ${driver}: it must be docker, fake, qemu or pod"
+	[[ "${driver}" =~ ^(auto|docker|fake|qemu|pod)$ ]] || fail "DRIVER is ${driver}: it must be auto, docker, fake, qemu or pod"
 	command -v go >/dev/null || fail "there is no Go on this machine: https://go.dev/doc/install"
 	trap cleanup EXIT
 	trap 'exit 130' INT
 	trap 'exit 143' TERM HUP
 	work="$(mktemp -d "${TMPDIR:-/tmp}/drover-demo-XXXXXX")"
+	[[ "${driver}" != auto ]] || choose_driver
 	print_step "Build Drover" "The first time, Go compiles a whole Kubernetes API server: that takes minutes."
 	run make --no-print-directory build
 	"start_${driver}"
@@ -58,6 +61,11 @@ main() {
 	if [[ "${driver}" == pod ]]; then stop_cluster; else stop_drover; fi
 	echo
 	echo "${bold}All of it worked${plain}, with the ${driver} driver, in $((SECONDS - begun)) s after the builds. Next: make up, and docs/drivers.md."
+}
+
+choose_driver() {
+	print_step "Look for QEMU, for a real machine"
+	if hack/qemu.sh 2>&1 | indent; then driver=qemu; else driver=docker; fi
 }
 
 # What the demo prints.

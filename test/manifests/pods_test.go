@@ -24,7 +24,7 @@ import (
 )
 
 // podValues are the values that the chart requires for driver pod.
-var podValues = []string{"--set", "vmDriver=pod,pod.machineImage=drover-machine:dev"}
+var podValues = []string{"--set", "vmDriver=pod"}
 
 // podStreamsValues are the values that the chart requires for streams of pods.
 var podStreamsValues = append([]string{"--set", "pod.streams=true,streams.enabled=true,streams.certSecret=drover-streams-tls"}, podValues...)
@@ -52,6 +52,18 @@ func TestChartWithoutPods(t *testing.T) {
 		has := strings.Contains(fmt.Sprint(controllerContainer(t, findObject(t, all, "Deployment"))["args"]), "--pod-")
 		bound := addedRights(t, renderChart(t), all) != ""
 		assert.True(t, has == want && bound == want, "drivers %s: has flags of driver pod: %v, has its rights: %v, want %v", driver, has, bound, want)
+	}
+}
+
+// TestMachineImage checks that pods have the image of the chart's version if values name none.
+func TestMachineImage(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"vmDriver=pod":                           "--pod-machine-image=drover-machine:dev",
+		"vmDriver=pod,pod.machineImage=other:v2": "--pod-machine-image=other:v2",
+	} {
+		args := fmt.Sprint(controllerContainer(t, findObject(t, renderChart(t, "--set", values), "Deployment"))["args"])
+		assert.True(t, strings.Contains(args, want+" "), "with %s the arguments are %s, want %s", values, args, want)
 	}
 }
 

@@ -219,7 +219,6 @@ var refusedValues = map[string]struct {
 	"streams without a Secret": {`streams.enabled=true`, []string{"streams.certSecret is required if streams.enabled is true"}},
 	"a URL by HTTP":            {`streams.url="http://drover.example"`, []string{"at '/streams/url'", "does not match pattern"}},
 	"a URL with a path":        {`streams.url="https://drover.example/x"`, []string{"at '/streams/url'"}},
-	"pods without an image":    {`vmDriver="pod"`, []string{"pod.machineImage is required if vmDriver has pod"}},
 	"an access mode":           {`pod.accessMode="ReadOnlyMany"`, []string{"at '/pod/accessMode'", "must be one of 'ReadWriteOncePod', 'ReadWriteOnce', 'ReadWriteMany'"}},
 	"a disk from a file":       {`pod.image="/disk"`, []string{"at '/pod/image'", "does not match pattern"}},
 	"values of an older chart": {`podSecurityContext=null`, []string{"there is no value podSecurityContext", "--reset-then-reuse-values"}},

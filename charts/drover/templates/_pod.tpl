@@ -13,7 +13,7 @@ What driver pod adds to the controller's container.
 {{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version }}
 {{- fail (printf "vmDriver has pod, which needs Kubernetes 1.33 or newer, with image volumes: this is %s" .Capabilities.KubeVersion.Version) }}
 {{- end }}
-- {{ printf "--pod-machine-image=%s" (required "pod.machineImage is required if vmDriver has pod: the image of drover-machine" .Values.pod.machineImage) | quote }}
+- {{ .Values.pod.machineImage | default (printf "drover-machine:%s" .Chart.AppVersion) | printf "--pod-machine-image=%s" | quote }}
 - --pod-access-mode={{ .Values.pod.accessMode }}
 - --pod-kvm={{ .Values.pod.kvm }}
 - {{ printf "--pod-kvm-resource=%s" .Values.pod.kvmResource | quote }}
