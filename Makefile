@@ -42,6 +42,10 @@ help: ## print this list
 demo: ## show Drover at work: start it, run a VM, use it, delete it, clean up; a machine where QEMU is or can be installed, else a container; DRIVER=docker, qemu, or pod: in a pod of a cluster
 	@hack/demo.sh "$(DRIVER)" $(ARGS)
 
+.PHONY: record
+record: build guest ## record the picture of the README, docs/first.svg
+	@hack/record.sh
+
 .PHONY: up
 up: build ## start Drover on this host and stay; flags by ARGS="...", Ctrl-C stops it
 	@hack/dockerd.sh || echo "No Docker engine: drover up goes on with the drivers whose engine answers."

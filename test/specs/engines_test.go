@@ -124,7 +124,7 @@ func TestQEMUContainers(t *testing.T) {
 	tier.Full(t, "it boots machines for minutes; TestFake has the fields' values, and TestContainerFields their refusals")
 	testenv.KillMachinesAtEnd(t, filepath.Dir(environment.qemuDir))
 	newSuite(t, engine{
-		name: "qemu", image: environment.container, support: (&qemu.Driver{}).SupportedFields(), workers: 3,
+		name: "qemu", image: environment.container, support: (&qemu.Driver{}).SupportedFields(), workers: 3, fullStride: 4,
 		only: []string{"image", "command", "args", "env", "workingDir", "user", "init", "stdin", "tty", "sysctls", "ephemeral"},
 		base: map[string]any{
 			"driver": "qemu", "shutdownGracePeriodSeconds": 5, "ephemeral": true,

@@ -46,8 +46,9 @@ type engine struct {
 	read func(t *testing.T, vm *api.VirtualMachine) any
 	left func(t *testing.T, vm *api.VirtualMachine) []string
 	// workers is how many cases run at a time. Outside of the full tier only every valueStride-th
-	// value and every rowStride-th row is tried; zero means none.
-	workers, valueStride, rowStride int
+	// value and every rowStride-th row is tried; zero means none. In the full tier every fullStride-th of
+	// both is tried; zero means all.
+	workers, valueStride, rowStride, fullStride int
 }
 
 // suite runs the cases of one engine.
@@ -534,7 +535,7 @@ func (s *suite) runAll() {
 			}
 		}
 	}
-	valid = every(values, s.valueStride)
+	valid = s.every(values, s.valueStride)
 	s.inParallel(slices.Concat(invalid, valid))
 	single := time.Since(began)
 	rows, run, pairs := s.runRows(vm.Name)
@@ -552,10 +553,10 @@ func (s *suite) runAll() {
 // engines, so that one engine is enough outside of the full tier.
 func (s *suite) refusesHere() bool { return tier.IsFull() || s.name == "fake" }
 
-// every returns every stride-th function, or all functions in the full tier.
-func every(all []func(), stride int) (some []func()) {
+// every returns every stride-th function, in the full tier every fullStride-th.
+func (s *suite) every(all []func(), stride int) (some []func()) {
 	if tier.IsFull() {
-		stride = 1
+		stride = max(s.fullStride, 1)
 	}
 	for i := 0; stride > 0 && i < len(all); i += stride {
 		some = append(some, all[i])
@@ -592,7 +593,7 @@ func (s *suite) runRows(base string) (rows, run, pairs int) {
 		for n, row := range made {
 			valid = append(valid, func() { s.runRow(n, fields, row) })
 		}
-		valid = every(valid, stride)
+		valid = s.every(valid, stride)
 		run += len(valid)
 		if stride == s.rowStride && s.refusesHere() {
 			valid = append(valid, s.invalidRows(base, fields, made)...)
