@@ -26,7 +26,7 @@ const (
 
 // checkSpec rejects a spec that no machine, or not the existing server, can satisfy.
 func (c *convergence) checkSpec() error {
-	return cmp.Or(checkSatisfiable(c.spec), c.driver.hostPorts.Check(c.spec.Ports), checkDisks(c.inst, c.spec), c.checkNewSizes(), c.checkNewImages(), c.checkCloudImages())
+	return cmp.Or(checkSatisfiable(c.spec), c.driver.hostPorts.Check(c.spec.Ports), checkDisks(c.inst, c.spec), c.checkNewSizes(), c.checkNewImages(), c.checkCloudImages(), c.claimDisks())
 }
 
 // checkSatisfiable rejects a spec that no machine can satisfy.

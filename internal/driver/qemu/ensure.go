@@ -33,6 +33,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.ServerSpec) (driver.Ser
 		return driver.Server{}, err
 	}
 	defer lock.Release()
+	defer d.Host.Shares.Release(spec.UID)
 	c := &convergence{driver: d, host: d.Host, spec: spec, inst: d.Host.InstanceOf(spec.UID)}
 	err = c.findOrCreate(ctx)
 	if errors.Is(err, errFetching) {
@@ -325,12 +326,15 @@ func (c *convergence) prepareStart(ctx context.Context) (waits bool, err error) 
 	if c.isPrepared {
 		return false, nil
 	}
-	if err := c.host.EndOthers(ctx, c.spec.UID); err != nil {
+	if err := cmp.Or(c.host.EndOthers(ctx, c.spec.UID), c.claimRun(ctx)); err != nil {
 		return false, err
 	}
-	waits, err = c.fetchImages(ctx)
-	c.isPrepared = !waits && err == nil
-	return waits, err
+	if waits, err := c.fetchImages(ctx); waits || err != nil {
+		return waits, err
+	}
+	err = c.claimDisks() // images may make them larger
+	c.isPrepared = err == nil
+	return false, err
 }
 
 // adjustMachine does a step to a machine that runs on.
@@ -407,7 +411,7 @@ func (c *convergence) prepareRestart(ctx context.Context) (waits bool, err error
 	if waits, err := c.fetchImages(ctx); waits || err != nil {
 		return waits, err
 	}
-	if err := cmp.Or(c.checkImages(), c.spec.FilesErr); err != nil {
+	if err := cmp.Or(c.checkImages(), c.spec.FilesErr, c.claimRun(ctx), c.claimDisks()); err != nil {
 		return false, err
 	}
 	if err := hostports.CheckForwards(ctx, c.spec.Ports, c.inst.Forwards, c.host.OpenPort); err != nil {

@@ -22,10 +22,14 @@ import (
 	"cloudnative.tw/drover/internal/machine/output"
 )
 
+// defaultShare is the share of a namespace in memory, CPUs and disk, which leaves as much to all others.
+const defaultShare = "50%"
+
 // DefaultOptions returns the options that flags can change.
 func DefaultOptions() *Options {
 	return &Options{
 		Image: source.BuiltInText, Accel: AccelAuto, Binary: DefaultBinary, Egress: EgressAllow, User: launch.DefaultUser, UserIDs: launch.DefaultUserIDs,
+		NamespaceMemory: defaultShare, NamespaceCPUs: defaultShare, NamespaceDisk: defaultShare,
 		Fetch: image.Policy{MaxSize: image.DefaultMaxSize}, OutputBound: output.DefaultBound,
 	}
 }
@@ -43,6 +47,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.EgressDenied, "qemu-egress-denied", o.EgressDenied, "qemu: IPv4 ranges that guests never connect to, such as the ranges of a cluster's Services and of containers on this host")
 	fs.StringSliceVar(&o.Resolvers, "qemu-resolvers", o.Resolvers, "qemu: up to three IP addresses of name servers, with or without a port, that are asked for names of the outside; none means those of this host's /etc/resolv.conf")
 	fs.StringVar(&o.ReserveMemory, "qemu-reserve-memory", o.ReserveMemory, "qemu: memory of the host that no machine is given, such as 2Gi; empty means the larger of 5 % and 512Mi")
+	fs.StringVar(&o.NamespaceMemory, "qemu-namespace-memory", o.NamespaceMemory, "qemu: memory that machines of one namespace may have while they run: a part of the memory for machines, or an amount such as 8Gi; 0 or 100% means no limit")
+	fs.StringVar(&o.NamespaceCPUs, "qemu-namespace-cpus", o.NamespaceCPUs, "qemu: CPUs that machines of one namespace may have while they run: a part of ten for each CPU of the host, or a number; 0 or 100% means no limit")
+	fs.StringVar(&o.NamespaceDisk, "qemu-namespace-disk", o.NamespaceDisk, "qemu: how large all disks of one namespace may be together: a part of the file system of --qemu-dir, or an amount such as 500Gi, also a larger one; 0 or 100% means no limit")
 	fs.Var(sizeFlag{&o.OutputBound}, "qemu-log-max-size", "qemu: how much output of a container image's command is kept, of standard output and of standard error each; the oldest goes")
 	fs.StringVar(&o.Binary, "qemu-binary", o.Binary, "qemu: program that runs a machine; every user must be able to execute it if Drover is root")
 	fs.StringVar(&o.GuestKernel, "qemu-kernel", o.GuestKernel, "qemu: folder of the kernel that boots container images, with vmlinux, its modules, initramfs, kernel.json and image.tar; empty means the folder guest beside this program")

@@ -121,14 +121,18 @@ func TestReserveIsKept(t *testing.T) {
 	refuses(t, d, spec, driver.ErrExhausted, "spec.resource.memory: needed", kit.FormatBytes(memory.OverheadTCG)+" for QEMU, its supervisor and files", "on the host (besides "+kit.FormatMegabytes(figures["MemTotal"])+" that --qemu-reserve-memory keeps)")
 
 	d.Host.ReservedOf = func(int64) int64 { return 0 }
-	d.Host.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG - 1, nil }
+	d.Host.FindGroupMemory = func() (cgroup.Memory, error) {
+		return cgroup.Memory{Group: "/some/group", Free: spec.MemoryBytes + memory.OverheadTCG - 1}, nil
+	}
 	refuses(t, d, spec, driver.ErrExhausted, "available "+kit.FormatMegabytes(spec.MemoryBytes+memory.OverheadTCG-1)+" below the memory limit of /some/group", "below the memory limit of /some/group")
-	d.Host.FindGroupMemory = func() (string, int64, error) { return "/some/group", spec.MemoryBytes + memory.OverheadTCG, nil }
+	d.Host.FindGroupMemory = func() (cgroup.Memory, error) {
+		return cgroup.Memory{Group: "/some/group", Free: spec.MemoryBytes + memory.OverheadTCG}, nil
+	}
 	reach(t, d, spec, driver.StateRunning)
 }
 
-// TestFraction checks that a busy guest is limited to its fraction of a CPU, that its
-// group is removed with the run, and that whole CPUs have a group without a limit.
+// TestFraction checks that a busy guest is limited to its fraction of a CPU, also after a service manager has reset that,
+// that its group is removed with the run, and that whole CPUs have a group without a limit.
 func TestFraction(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
@@ -138,12 +142,17 @@ func TestFraction(t *testing.T) {
 	s := reach(t, d, spec, driver.StateRunning)
 	group := g.GroupPath(string(spec.UID))
 	assert.Equal(t, "it notes", s.Note, "")
+	quota, text, reset := filepath.Join(group, "cpu.cfs_quota_us"), "30000", "-1"
 	if g.Unified {
-		wantFile(t, filepath.Join(group, "cpu.max"), "30000 100000")
-	} else {
-		wantFile(t, filepath.Join(group, "cpu.cfs_quota_us"), "30000")
+		quota, text, reset = filepath.Join(group, "cpu.max"), "30000 100000", "max"
 	}
+	wantFile(t, quota, text)
 	wantFile(t, filepath.Join(group, "cgroup.procs"), strconv.Itoa(d.Host.InstanceOf(spec.UID).Machine.PID()))
+	assert.NoError(t, os.WriteFile(quota, []byte(reset), 0o600))
+	assert.True(t, listAnswering(t, d, spec.UID)[0].NeedsEnsure, "nothing asks for the limit again")
+	s = reach(t, d, spec, driver.StateRunning)
+	wantFile(t, quota, text)
+	assert.True(t, !s.NeedsEnsure, "with its limit it is %+v", s)
 	e.sendText(t, s, "b")
 	assert.Eventually(t, "the kernel holds it back", func(testing.TB) error {
 		stat, err := os.ReadFile(filepath.Join(group, "cpu.stat"))

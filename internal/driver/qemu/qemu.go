@@ -77,6 +77,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/guest"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
+	"cloudnative.tw/drover/internal/driver/qemu/shares"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/machine"
@@ -152,6 +153,8 @@ type Options struct {
 	// ReserveMemory is the part of the host's memory that guests do not get, a quantity;
 	// empty means the larger of 5 % and 512 MiB.
 	ReserveMemory string
+	// NamespaceMemory, NamespaceCPUs and NamespaceDisk are the shares of each namespace, as package shares parses them.
+	NamespaceMemory, NamespaceCPUs, NamespaceDisk string
 	// OutputBound is how much output of a container image's command is kept, of each stream; 0 means output.DefaultBound.
 	OutputBound int64
 	// JournalFile gets a line for every change: see package journal. Empty means none.
@@ -212,6 +215,7 @@ func New(o Options) (*Driver, error) {
 	}
 	ports, badPorts := hostports.Parse(o.HostPorts)
 	reserve, badReserve := parseReserve(o.ReserveMemory)
+	limits, badLimits := shares.ParseLimits(o.NamespaceMemory, o.NamespaceCPUs, o.NamespaceDisk)
 	sources, badSources := image.NewSources(o.Fetch)
 	users, badUsers := launch.NewUsers(o.User, o.UserIDs)
 	if badUsers != nil {
@@ -219,12 +223,12 @@ func New(o Options) (*Driver, error) {
 	}
 	network, badNetwork := addresses.ParseRange(o.Network, dir.Path(instance.AddressesDir))
 	egress, badEgress := o.parseEgress()
-	if err := errors.Join(badNetwork, badEgress, badPorts, badReserve, badSources, badUsers); err != nil {
+	if err := errors.Join(badNetwork, badEgress, badPorts, badReserve, badLimits, badSources, badUsers); err != nil {
 		return nil, err
 	}
 	host := o.newHost(users, dir)
 	host.OpenPort, host.ReservedOf, host.GuestDir = ports.Open, reserve, o.GuestKernel
-	host.EgressPolicy, host.OutputBound = egress, o.OutputBound
+	host.EgressPolicy, host.OutputBound, host.Shares.Limits = egress, o.OutputBound, limits
 	host.Addresses = &addresses.Pool{Range: network, Dir: dir.Path(instance.AddressesDir), IsGone: func(uid types.UID) bool { return host.InstanceOf(uid).IsGone() }}
 	fetches := &download.Tracker{Clock: o.Clock, Stall: image.DefaultStall, Concurrency: download.DefaultConcurrency, Notify: host.Notify}
 	host.Images = disks.NewImageStore(dir, cacheDir, o.Clock, fetches, sources)

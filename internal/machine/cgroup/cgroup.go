@@ -102,11 +102,11 @@ func (g Folder) hasAttribute(name string) bool {
 	return err == nil && string(value[:n]) == "1"
 }
 
-// MemoryLeft returns how much memory is left to this process, and the control group that limits it.
-func MemoryLeft() (group string, free int64, err error) {
+// FindMemory returns the memory that control groups leave to this process.
+func FindMemory() (Memory, error) {
 	g, err := findGroup(os.Getpid(), "memory")
 	if err != nil {
-		return "", 0, err
+		return Memory{}, err
 	}
 	return leastMemory(g.Path, g.top, g.Unified)
 }
@@ -222,6 +222,19 @@ func (g Folder) Add(group string, cpuMilli int64, findPID func() int) error {
 		return errors.New("the QEMU process has ended before it was put into its control group")
 	}
 	return writeFile(group, "cgroup.procs", strconv.Itoa(pid))
+}
+
+// LacksSettings reports whether a group that Add made has other settings now, or none. When drover.service ends, it turns off
+// the controllers of its group, and with them the settings of all groups in it: else systemd before version 254 could not
+// start it again. A group that is gone lacks nothing.
+func (g Folder) LacksSettings(group string, cpuMilli int64) bool {
+	if _, err := os.Stat(group); err != nil {
+		return false
+	}
+	return slices.ContainsFunc(g.settings(cpuMilli), func(s setting) bool {
+		text, err := os.ReadFile(filepath.Join(group, s.file)) //nolint:gosec // a file of a control group
+		return err != nil || strings.TrimSpace(string(text)) != s.text
+	})
 }
 
 // setting is the text of a file of a group.

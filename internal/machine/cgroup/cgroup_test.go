@@ -70,6 +70,31 @@ func TestUnifiedLimit(t *testing.T) {
 	}
 }
 
+// TestLacksSettings checks that settings which were changed, or whose controller was turned off, are missed.
+func TestLacksSettings(t *testing.T) {
+	t.Parallel()
+	has := map[string]string{"cpu.max": "50000 100000", "cpu.weight": "50"}
+	for name, c := range map[string]struct {
+		unified bool
+		files   map[string]string
+		lacks   bool
+	}{
+		"as made":           {true, has, false},
+		"the defaults":      {true, map[string]string{"cpu.max": "max 100000", "cpu.weight": "100"}, true},
+		"another weight":    {true, map[string]string{"cpu.max": "50000 100000", "cpu.weight": "100"}, true},
+		"no controller":     {true, map[string]string{"cgroup.procs": "42"}, true},
+		"version 1":         {false, map[string]string{"cpu.shares": "512", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}, false},
+		"version 1, no end": {false, map[string]string{"cpu.shares": "512", "cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "-1"}, true},
+		"no group":          {true, nil, false},
+	} {
+		g := Folder{Path: t.TempDir(), Unified: c.unified}
+		if c.files != nil {
+			writeGroup(t, g.GroupPath("some"), c.files)
+		}
+		assert.Equal(t, name+" lacks settings", g.LacksSettings(g.GroupPath("some"), 500), c.lacks)
+	}
+}
+
 // writeGroup writes the files of a control group.
 func writeGroup(t *testing.T, path string, files map[string]string) {
 	t.Helper()
@@ -94,16 +119,16 @@ func TestLeastMemory(t *testing.T) {
 		unified       bool
 		top, mid, own map[string]string
 		group         string
-		free          int64
+		limit, free   int64
 	}{
-		"own":         {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "300", "0", "0"), v2("200", "max", "100", "20", "10"), "mid/own", 130},
-		"an ancestor": {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "950", "10", "0"), v2("200", "max", "100", "0", "0"), "mid", 60},
-		"the topmost": {true, v2("100", "max", "90", "0", "0"), v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "", 10},
-		"high":        {true, nil, nil, v2("1000", "500", "100", "0", "0"), "mid/own", 400},
-		"none":        {true, nil, v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "none", 0},
-		"version 1":   {false, none, v1("1000", "900", "50"), none, "mid", 150},
-		"1 and none":  {false, none, none, none, "none", 0},
-		"overdrawn":   {false, none, none, v1("100", "120", "0"), "mid/own", -20},
+		"own":         {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "300", "0", "0"), v2("200", "max", "100", "20", "10"), "mid/own", 200, 130},
+		"an ancestor": {true, v2("max", "max", "500", "0", "0"), v2("1000", "max", "950", "10", "0"), v2("200", "max", "100", "0", "0"), "mid", 1000, 60},
+		"the topmost": {true, v2("100", "max", "90", "0", "0"), v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "", 100, 10},
+		"high":        {true, nil, nil, v2("1000", "500", "100", "0", "0"), "mid/own", 500, 400},
+		"none":        {true, nil, v2("max", "max", "1", "0", "0"), v2("max", "max", "1", "0", "0"), "none", 0, 0},
+		"version 1":   {false, none, v1("1000", "900", "50"), none, "mid", 1000, 150},
+		"1 and none":  {false, none, none, none, "none", 0, 0},
+		"overdrawn":   {false, none, none, v1("100", "120", "0"), "mid/own", 100, -20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -112,12 +137,13 @@ func TestLeastMemory(t *testing.T) {
 			writeGroup(t, top, c.top)
 			writeGroup(t, filepath.Dir(own), c.mid)
 			writeGroup(t, own, c.own)
-			where, free, err := leastMemory(own, top, c.unified)
+			least, err := leastMemory(own, top, c.unified)
 			if c.group == "none" {
-				assert.True(t, err != nil, "got %s, %d", where, free)
+				assert.True(t, err != nil, "got %+v", least)
 				return
 			}
-			assert.True(t, err == nil && where == filepath.Join(top, c.group) && free == c.free, "got %s, %d, %v, want %s, %d", where, free, err, c.group, c.free)
+			assert.NoError(t, err)
+			assert.Equal(t, "the least memory is", least, Memory{filepath.Join(top, c.group), c.limit, c.free})
 		})
 	}
 }
@@ -139,9 +165,9 @@ func TestRealGroup(t *testing.T) {
 	if err := writeFile(path, name, "268435456"); err != nil {
 		t.Skip("memory cannot be limited here: ", err)
 	}
-	where, free, err := leastMemory(path, g.top, g.Unified)
+	least, err := leastMemory(path, g.top, g.Unified)
 	assert.NoError(t, err)
-	assert.True(t, where == path && free == 268435456, "got %s, %d", where, free)
+	assert.Equal(t, "the least memory is", least, Memory{path, 268435456, 268435456})
 }
 
 func wantFile(t *testing.T, path, want string) {

@@ -17,15 +17,21 @@ import (
 // groups reports a number of about 1 << 63.
 const unlimited = 1 << 60
 
+// Memory is the memory of a control group: its limit, and how much of that is free.
+type Memory struct {
+	Group       string
+	Limit, Free int64
+}
+
 // leastMemory finds the control group with the least memory left, among the group at path and
 // those above it up to top. File caches do not count as used memory, since the kernel reclaims
 // them.
-func leastMemory(path, top string, unified bool) (group string, free int64, err error) {
+func leastMemory(path, top string, unified bool) (Memory, error) {
 	limits, usage, cached := []string{"memory.max", "memory.high"}, "memory.current", []string{"inactive_file", "active_file"}
 	if !unified {
 		limits, usage, cached = []string{"memory.limit_in_bytes"}, "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
 	}
-	group, free = "", unlimited
+	least := Memory{Free: unlimited}
 	for folder := path; ; folder = filepath.Dir(folder) {
 		limit := int64(unlimited)
 		for _, name := range limits {
@@ -37,18 +43,18 @@ func leastMemory(path, top string, unified bool) (group string, free int64, err 
 			for _, name := range cached {
 				unused += stat[name]
 			}
-			if unused < free {
-				group, free = folder, unused
+			if unused < least.Free {
+				least = Memory{folder, limit, unused}
 			}
 		}
 		if folder == top || !strings.HasPrefix(folder, top) {
 			break
 		}
 	}
-	if group == "" {
-		return "", 0, errors.New("no control group limits memory")
+	if least.Group == "" {
+		return Memory{}, errors.New("no control group limits memory")
 	}
-	return group, free, nil
+	return least, nil
 }
 
 // readFigure reads a file with a number. It returns fallback if the file is missing or has

@@ -9,6 +9,7 @@
 package disks
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -79,6 +80,21 @@ func (d *Store) Make(path string, wanted Wanted) (Disk, error) {
 		return Disk{}, err
 	}
 	return Disk{Size: size, Image: i}, diskimage.CreateQcow2(path, size, &diskimage.Backing{Path: d.pathOf(i), Format: i.Format})
+}
+
+// SizeOf returns the size of the disk that Make would make. As long as the image is missing, it is the wanted size.
+func (d *Store) SizeOf(wanted Wanted) int64 {
+	if wanted.Image.Source.Kind == source.None {
+		return wanted.Size
+	}
+	i, err := d.FindImage(wanted)
+	switch {
+	case err != nil:
+		return wanted.Size
+	case i.IsContainer():
+		return cmp.Or(wanted.Size, defaultContainerDisk)
+	}
+	return max(wanted.Size, i.Size)
 }
 
 // FindImage returns the image of a disk, and checks that the disk is at least as large.

@@ -25,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/driver/qemu/shares"
 	"cloudnative.tw/drover/internal/driver/statedir"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/broker"
@@ -98,7 +99,9 @@ type Host struct {
 	ReservedOf func(total int64) int64
 	FindGroups func() (cgroup.Folder, error)
 	// FindGroupMemory finds the memory that control groups leave to Drover.
-	FindGroupMemory func() (group string, free int64, err error)
+	FindGroupMemory func() (cgroup.Memory, error)
+	// Shares admits machines to the shares of their namespaces.
+	Shares shares.Account
 }
 
 // NewHost returns the host of the instances in a folder. A caller that starts instances has to set
@@ -108,9 +111,10 @@ func NewHost(c Options, dir *statedir.Dir) *Host {
 	h := &Host{
 		Options: c, StateDir: dir, Program: program, Exits: &exits.Store{StateDir: dir, Clock: c.Clock, Log: c.Log},
 		Accelerator: machine.NewAccelerator(c.Accelerator, program, c.Clock, c.Log),
-		LogBound:    defaultLogBound, OutputBound: output.DefaultBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.MemoryLeft,
+		LogBound:    defaultLogBound, OutputBound: output.DefaultBound, FindGroups: cgroup.Find, FindGroupMemory: cgroup.FindMemory,
 		starts: proc.NewStarts(c.Clock),
 	}
+	h.Shares.Find = h.findShares
 	h.Broker = broker.Place{
 		Folder:  machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
 		Program: h.FindSupervisor, StartAs: c.Users.StartAs, Starts: h.starts,
@@ -247,8 +251,8 @@ func (h *Host) FindRoom() (memory.Room, error) {
 	}
 	reserve := h.ReservedOf(host["MemTotal"])
 	room := memory.Room{Available: host["MemAvailable"] - reserve, Reserve: reserve, Where: fmt.Sprintf("on the host (besides %s that --qemu-reserve-memory keeps)", kit.FormatMegabytes(reserve))}
-	if group, free, err := h.FindGroupMemory(); err == nil && free < room.Available {
-		room.Available, room.Reserve, room.Where = free, 0, "below the memory limit of "+group
+	if group, err := h.FindGroupMemory(); err == nil && group.Free < room.Available {
+		room.Available, room.Reserve, room.Where = group.Free, 0, "below the memory limit of "+group.Group
 	}
 	room.Promised, err = h.PromisedMemory()
 	return room, err
