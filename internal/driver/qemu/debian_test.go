@@ -239,12 +239,12 @@ spec:
   driver: qemu
   restartPolicy: Never
   shutdownGracePeriodSeconds: 240
-  resource: {cpu: 1, memory: 16Mi}
+  resource: {cpu: 500m, memory: 16Mi}
   image: {source: /srv/images/boot-A0.img}
 `
 
-// TestSystemd checks that a machine of drover.service outlives a restart of that service,
-// ends cleanly with its host, and is back after the boot.
+// TestSystemd checks that a machine of drover.service outlives a restart of that service and its abrupt end, is limited to
+// its fraction of a CPU then too, ends cleanly with its host, and is back after the boot.
 func TestSystemd(t *testing.T) {
 	dir := debianGuest(t)
 	e := newEngine(t)
@@ -262,6 +262,7 @@ func TestSystemd(t *testing.T) {
 	c.login("debian", "sesame")
 	const serial = "sudo sh -c 'cat /var/lib/drover/drivers/qemu/vms/*/serial.log'"
 	const pid = "pgrep -f -- '-name drover-'"
+	const limit = "sudo sh -c 'cd /sys/fs/cgroup/system.slice/drover.service; cat cgroup.subtree_control drover-*/cpu.max drover-*/cpu.weight drover-*/cgroup.procs'"
 
 	out := c.run("sudo mount -o ro /dev/disk/by-id/virtio-payload /mnt; sudo sh /mnt/setup && sudo sh /mnt/is-up")
 	assert.Require(t, strings.Contains(out, "Drover is up"), "Drover as a service: %s", out)
@@ -269,10 +270,14 @@ func TestSystemd(t *testing.T) {
 	out = c.run("sudo /usr/bin/drover kubectl wait vm/inner --for=condition=Ready --timeout=10m || sudo /usr/bin/drover kubectl get vm inner -o yaml")
 	assert.Require(t, strings.Contains(out, "condition met"), "the VM: %s", out)
 	c.until(serial, "drover guest 1 A")
-	before := c.run(pid)
-	c.run("sudo systemctl restart drover && sudo sh /mnt/is-up")
-	after := c.run(pid)
-	assert.True(t, after == before && before != "", "after a restart of Drover its machine is process %q, not %q", after, before)
+	before, limited := c.run(pid), c.run(limit)
+	assert.Contains(t, "the machine's control group", limited, "50000 100000")
+	for _, restart := range []string{"systemctl restart drover", "systemctl kill --kill-whom=main --signal=KILL drover"} {
+		c.run("sudo rm /var/lib/drover/run/ready; sudo " + restart + " && sudo sh /mnt/is-up")
+		after := c.run(pid)
+		assert.True(t, after == before && before != "", "after %s the machine is process %q, not %q", restart, after, before)
+		c.until(limit, limited)
+	}
 	out = c.run("sudo systemctl stop drover-machines 2>&1; systemctl is-active drover-machines")
 	assert.True(t, strings.HasSuffix(out, "active") && !strings.HasSuffix(out, "inactive"), "stopped by hand drover-machines.service says %q", out)
 

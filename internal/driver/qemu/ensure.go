@@ -300,7 +300,7 @@ func (c *convergence) applyStep(ctx context.Context, next step) (waits bool, err
 			return waits, err
 		}
 		return c.inst.StopRun(ctx, c.spec)
-	case stepGrow, stepNetwork, stepPause, stepResume:
+	case stepGrow, stepNetwork, stepPause, stepResume, stepGroup:
 		return false, c.adjustMachine(ctx, next)
 	case stepNone:
 	}
@@ -346,6 +346,8 @@ func (c *convergence) adjustMachine(ctx context.Context, next step) error {
 		return c.inst.Edge().Converge(ctx, c.spec)
 	case stepPause:
 		return c.inst.SupervisorCalls().Pause(ctx)
+	case stepGroup:
+		return c.inst.RestoreGroup()
 	default:
 		return c.inst.ResumeGuest(ctx)
 	}
@@ -364,6 +366,7 @@ const (
 	stepNetwork step = "change of the network"
 	stepPause   step = "pause"
 	stepResume  step = "resume"
+	stepGroup   step = "restoration of the control group"
 )
 
 // nextStep returns the step that brings a server closer to its spec. A stop that was
@@ -390,6 +393,8 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
+	case s.LacksGroup():
+		return stepGroup
 	case s.Edge().NeedsChange(): // last, since it may fail for as long as another program has one
 		return stepNetwork
 	}

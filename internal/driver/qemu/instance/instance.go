@@ -179,7 +179,8 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	if inst.Stop != nil {
 		needsEnsure = edge.NeedsEgress // even during a stop, since a guest may take any time to stop
 	}
-	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && inst.edge.isKnown && needsEnsure()
+	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained &&
+		(inst.edge.isKnown && needsEnsure() || inst.Stop == nil && inst.LacksGroup())
 	for _, f := range inst.Forwards {
 		if !inst.edge.servesPort(f) {
 			continue

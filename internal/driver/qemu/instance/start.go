@@ -438,13 +438,35 @@ func (s *start) makeGroup(ctx context.Context) {
 	if inst.CPUGroup == "" {
 		return
 	}
-	g, err := s.host.FindGroups()
-	if err == nil {
-		err = g.Add(inst.CPUGroup, inst.Settings.CPUMilli, func() int { return inst.Machine.PID() })
-	}
-	if err != nil {
+	if err := inst.addGroup(); err != nil {
 		s.host.RemoveGroup(ctx, inst.CPUGroup)
 		inst.CPUGroup = ""
 		s.noteWholeCPUs(err)
 	}
+}
+
+// addGroup makes the run's control group, if it is missing, and writes its settings.
+func (inst *Instance) addGroup() error {
+	g, err := inst.Host.FindGroups()
+	if err != nil {
+		return err
+	}
+	return g.Add(inst.CPUGroup, inst.Settings.CPUMilli, inst.Machine.PID)
+}
+
+// LacksGroup reports whether the run's control group has lost its settings.
+func (inst *Instance) LacksGroup() bool {
+	if inst.CPUGroup == "" || inst.Phase != record.PhaseOn {
+		return false
+	}
+	g, err := inst.Host.FindGroups()
+	return err == nil && g.LacksSettings(inst.CPUGroup, inst.Settings.CPUMilli)
+}
+
+// RestoreGroup writes the settings of the run's control group again.
+func (inst *Instance) RestoreGroup() error {
+	if err := inst.addGroup(); err != nil {
+		return driver.Errorf(driver.ErrRetry, "its CPU time is not limited: %w", err)
+	}
+	return nil
 }
