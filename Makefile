@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 VERSION ?= $(shell cat VERSION)
 # The same flags for every go command, so that builds, tests and linters share what is compiled.
 export GOFLAGS := -trimpath -buildvcs=false $(filter-out -trimpath -buildvcs=%,$(GOFLAGS))
-LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION)
+LDFLAGS := -s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=$(VERSION) -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=$(VERSION) -X cloudnative.tw/drover/cmd/drover-machine/app.Version=$(VERSION) -X main.droverVersion=$(VERSION) -X cloudnative.tw/drover/internal/format.Version=$(VERSION)
 # What kube-apiserver in bin/drover says it is: clients such as Helm ask.
 KUBE = $(shell go -C standalone list -m -f '{{.Version}}' k8s.io/kubernetes)
 KUBE_PARTS = $(subst ., ,$(KUBE:v%=%))
@@ -135,6 +135,10 @@ faults-full: build ## the same at every point of every workload, and at many pai
 .PHONY: soak
 soak: build ## thousands of VMs live and end while faults occur; root, an hour; ENGINES="fake qemu"
 	@hack/soak.sh $(ENGINES)
+
+.PHONY: test-upgrade
+test-upgrade: ## the shard of make test-full that upgrades a host with machines in every state to the next release, and goes back
+	@$(MAKE) test-full SHARD=upgrade
 
 .PHONY: test-debian
 test-debian: ## the shard of make test-full that boots a Debian and a Drover in it

@@ -61,7 +61,7 @@ set_time() {
 stage_programs() {
 	mkdir -p "${stage}"/linux-{amd64,arm64}
 	cp bin/drover bin/drover-controller bin/drover-machine bin/kubectl-vm "${stage}/linux-amd64/"
-	local flags="-s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=${version} -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=${version}"
+	local flags="-s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=${version} -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=${version} -X cloudnative.tw/drover/internal/format.Version=${version}"
 	CGO_ENABLED=0 GOARCH=arm64 go build -ldflags "${flags}" -o "${stage}/linux-arm64/" ./cmd/drover-controller ./cmd/kubectl-vm
 	cp -r bin/guest "${stage}/guest"
 }

@@ -22,7 +22,7 @@ func compileProgram(ctx context.Context, source, program, binary, version string
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		"-ldflags", "-s -w -X cloudnative.tw/drover/cmd/"+program+"/app.Version="+version, "-o", binary, "./cmd/"+program)
+		"-ldflags", "-s -w -X cloudnative.tw/drover/cmd/"+program+"/app.Version="+version+" -X cloudnative.tw/drover/internal/format.Version="+version, "-o", binary, "./cmd/"+program)
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.OS, "GOARCH="+p.Architecture)
 	if p.Architecture == "arm" && p.Variant != "" {

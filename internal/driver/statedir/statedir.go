@@ -9,6 +9,7 @@
 package statedir
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/format"
 )
 
 // Names in the folder.
@@ -60,10 +62,10 @@ func Open(name, path string, subs ...string) (*Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if err := d.checkOwner(); err != nil {
+	if err := cmp.Or(d.checkOwner(), d.checkVersion()); err != nil {
 		return nil, err
 	}
-	if err := d.MakeFolders(); err != nil {
+	if err := cmp.Or(format.MarkFolder(path, format.NeededVersion()), d.MakeFolders()); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	d.sweepStaging()
@@ -82,7 +84,7 @@ func OpenExisting(name, path string) (*Dir, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	d := &Dir{path: path, name: name}
-	if err := d.checkOwner(); err != nil {
+	if err := cmp.Or(d.checkOwner(), d.checkVersion()); err != nil {
 		return d, err
 	}
 	_, err = d.ID()
@@ -102,6 +104,14 @@ func (d *Dir) checkOwner() error {
 	return driver.Errorf(driver.ErrUnavailable,
 		"%s: %s belongs to user ID %d, and root acts in no other user's folder: run this as that user, or give the folder to root",
 		d.name, d.path, info.Uid)
+}
+
+// checkVersion refuses a folder that only later versions of Drover can read.
+func (d *Dir) checkVersion() error {
+	if err := format.CheckFolder(d.path); err != nil {
+		return driver.Errorf(driver.ErrUnavailable, "%s: %w", d.name, err)
+	}
+	return nil
 }
 
 // Path joins names to the folder's path.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/format"
 )
 
 // Names in the folder. Purge removes these and no others, so that a wrong
@@ -38,11 +39,10 @@ const (
 	clusterIDFile  = "cluster-id"
 	etcdFile       = "etcd-started"
 	enginesFile    = "engines.json"
-	formatFile     = "format"
+	// oldFormatFile has oldFormat in a data dir of a version before data-version.
+	oldFormatFile = "format"
+	oldFormat     = "1"
 )
-
-// format is the format of data dirs that this version makes and reads.
-const format = "1"
 
 // Layout is the path of a data dir; its methods name the files there.
 type Layout string
@@ -104,27 +104,48 @@ func IsEmpty(l Layout) (bool, error) {
 	return err == nil && len(entries) == 0, err
 }
 
-// Exists reports whether there is a Drover data dir at the path. It fails for one of another
-// format.
+// Exists reports whether there is a Drover data dir at the path. It fails for one that this version
+// cannot read.
 func (l Layout) Exists() (bool, error) {
 	_, err := os.Lstat(filepath.Join(string(l), lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
-	return err == nil, errors.Join(err, l.checkFormat())
+	return err == nil, errors.Join(err, l.checkVersion())
 }
 
-// checkFormat refuses a data dir that another version of Drover has begun.
-func (l Layout) checkFormat() error {
-	word, err := l.readWord(formatFile)
-	if err != nil || word == format {
+// checkVersion refuses a data dir if this version can read neither it nor the folders of drivers in it.
+func (l Layout) checkVersion() error {
+	folders, err := filepath.Glob(filepath.Join(l.Drivers(), "*"))
+	for _, folder := range append(folders, string(l)) {
+		err = errors.Join(err, format.CheckFolder(folder))
+	}
+	if err != nil {
+		return err
+	}
+	if has, err := format.HasVersion(string(l)); has || err != nil {
+		return err
+	}
+	word, err := l.readWord(oldFormatFile)
+	if err != nil || word == oldFormat {
 		return err
 	}
 	begun, err := l.isBegun()
 	if err != nil || word == "" && !begun {
 		return err
 	}
-	return fmt.Errorf("data dir %s has format %q of another version of Drover, and this one reads %s: purge it with that version (drover purge --data), or name another by --data-dir", l, word, format)
+	return fmt.Errorf("data dir %s lacks %s, and was begun by a version of Drover before 0.1.0: purge it with that version (drover purge --data), or name another by --data-dir", l, format.DataVersionFile)
+}
+
+// markVersion records which versions can read the data dir, before anything is written that some cannot.
+func markVersion(l Layout) error {
+	if err := format.MarkFolder(string(l), format.NeededVersion()); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(string(l), oldFormatFile)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // isBegun reports whether etcd has ever come up.
@@ -356,7 +377,7 @@ func prepareFolder(root *os.Root, l Layout) error {
 	if err := checkSpace(string(l)); err != nil {
 		return err
 	}
-	if err := errors.Join(l.writeWord(formatFile, format), os.RemoveAll(l.Run()), removeUninitializedEtcd(l)); err != nil {
+	if err := errors.Join(markVersion(l), os.RemoveAll(l.Run()), removeUninitializedEtcd(l)); err != nil {
 		return err
 	}
 	for _, dir := range []string{l.Run(), l.Logs(), l.Etcd(), l.Drivers()} {
@@ -432,7 +453,7 @@ func (l Layout) writeWord(name, word string) error {
 // is in it and this user may remove it. It returns the names of the files that are left.
 func (d *Dir) Remove() ([]string, error) {
 	names := []string{
-		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile, formatFile,
+		etcdDir, pkiDir, runDir, logDir, driversDir, kubeconfigFile, portFile, clusterIDFile, etcdFile, enginesFile, oldFormatFile, format.DataVersionFile,
 		lockFile, // last: until then a purge that was cut short can be repeated
 	}
 	for _, name := range names {

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"testing"
 
+	"cloudnative.tw/drover/internal/format"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -221,26 +222,57 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestFormat checks that a data dir of another format is refused, and left as it is.
-func TestFormat(t *testing.T) {
+// TestVersion checks that a data dir which this version cannot read is refused and left as it is, and that one of the
+// version before data-version is read.
+func TestVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
 	d, err := Open(path)
 	assert.NoError(t, err)
 	assert.NoError(t, d.SetEtcdStarted())
+	drivers := d.Drivers()
 	assert.NoError(t, d.Close())
-	for name, change := range map[string]func() error{
-		"none":    func() error { return os.Remove(filepath.Join(path, formatFile)) },
-		"another": func() error { return os.WriteFile(filepath.Join(path, formatFile), []byte("2\n"), 0o600) },
+	const later = `{"readableFrom": 99, "writtenBy": "9.9.9"}`
+	for name, c := range map[string]struct{ file, content, says string }{
+		"none":             {filepath.Join(path, format.DataVersionFile), "", "purge it with that version"},
+		"a later one":      {filepath.Join(path, format.DataVersionFile), later, "install Drover 9.9.9 or a later version"},
+		"of a driver":      {filepath.Join(drivers, "qemu", format.DataVersionFile), later, "install Drover 9.9.9 or a later version"},
+		"an unknown need":  {filepath.Join(path, format.DataVersionFile), `{"mustUnderstand": {"shards": "9.9.9"}}`, `mustUnderstand has "shards"`},
+		"a damaged record": {filepath.Join(path, format.DataVersionFile), `{`, format.DataVersionFile},
 	} {
-		assert.NoError(t, change())
-		_, err := Open(path)
-		assert.ErrorSays(t, name, err, "of another version of Drover, and this one reads 1: purge it with that version")
-		assert.ErrorSays(t, name, assert.ErrorOf(OpenExisting(path)), "purge it with that version")
+		before, _ := os.ReadFile(c.file)
+		assert.NoError(t, os.MkdirAll(filepath.Dir(c.file), 0o700))
+		assert.NoError(t, os.WriteFile(c.file, []byte(c.content), 0o600))
+		if c.content == "" {
+			assert.NoError(t, os.Remove(c.file))
+		}
+		had := snapshot(t, path)
+		assert.ErrorSays(t, name, assert.ErrorOf(Open(path)), c.says)
+		assert.ErrorSays(t, name, assert.ErrorOf(OpenExisting(path)), c.says)
+		assert.Equal(t, name+": the files", snapshot(t, path), had)
+		if err := os.WriteFile(c.file, before, 0o600); before == nil {
+			assert.NoError(t, errors.Join(err, os.RemoveAll(filepath.Dir(c.file))))
+		}
 	}
-	assert.NoError(t, os.WriteFile(filepath.Join(path, formatFile), []byte(format), 0o600))
+	assert.NoError(t, os.Remove(filepath.Join(path, format.DataVersionFile)))
+	assert.NoError(t, os.WriteFile(filepath.Join(path, oldFormatFile), []byte(oldFormat), 0o600))
 	d, err = Open(path)
 	assert.NoError(t, err)
 	assert.NoError(t, d.Close())
+	has, err := format.HasVersion(path)
+	assert.True(t, err == nil && has, "it has a version: %v, %v", has, err)
+}
+
+// snapshot returns the names, times and sizes of all files below a folder.
+func snapshot(t *testing.T, path string) string {
+	t.Helper()
+	var all strings.Builder
+	assert.NoError(t, filepath.Walk(path, func(path string, info os.FileInfo, err error) error {
+		if err == nil {
+			fmt.Fprintln(&all, path, info.ModTime(), info.Size())
+		}
+		return err
+	}))
+	return all.String()
 }
 
 // TestUninitializedEtcdIsRemoved checks that the data of an etcd that never came up is
