@@ -116,8 +116,8 @@ func errorf(kind error, format string, args ...any) error {
 type Machine struct {
 	// Path is the machine's directory.
 	Path string
-	// UUID identifies the machine to its guest, and on the command line of QEMU.
-	UUID string
+	// Mark identifies the machine on the command lines of its QEMU and its supervisor.
+	Mark string
 	// Staging makes files that are moved into the directory once they are complete.
 	Staging Staging
 	// Output receives the output of the serial console; nil means SerialLogFile. The guest

@@ -51,10 +51,10 @@ func TestHiddenProcess(t *testing.T) {
 	hides := framework.QEMUScript(t, "exec 3>&-; cd /; exec sleep 600")
 	users, err := launch.NewUsers(launch.DefaultUser, launch.DefaultUserIDs)
 	assert.NoError(t, err)
-	m := Machine{Path: t.TempDir(), UUID: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}
+	m := Machine{Path: t.TempDir(), Mark: "0c6f2f4a-0000-4000-8000-000000000001", Staging: folder(t.TempDir())}
 	lock, err := m.ClaimRun()
 	assert.NoError(t, err)
-	config := launch.MachineConfig{UUID: m.UUID, ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
+	config := launch.MachineConfig{UUID: m.Mark, MAC: launch.NewMAC(), ID: "x", Type: "q35", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20}
 	program := &Program{Name: hides, Users: users, Log: logr.Discard()}
 	endpoints, closeAll, err := m.openEndpoints(lock)
 	assert.NoError(t, err)
@@ -67,13 +67,13 @@ func TestHiddenProcess(t *testing.T) {
 	assert.Require(t, started != nil && m.PID() == started.PID, "it was not found: %+v", started)
 	assert.Eventually(t, "it hides", func(testing.TB) error {
 		on, err := m.IsRunning() // a process that another test forks may have the lock for a moment
-		if on || proc.HasOption(started.PID, "-uuid", m.UUID) {
+		if on || proc.HasOption(started.PID, "-uuid", m.Mark) {
 			err = errors.Join(err, errors.New("it has its run lock or its command line"))
 		}
 		return err
 	})
 	other := m
-	other.UUID = "0c6f2f4a-0000-4000-8000-000000000002"
+	other.Mark = "0c6f2f4a-0000-4000-8000-000000000002"
 	assert.NoError(t, other.KillStrays(t.Context(), func(pid int) func() {
 		t.Errorf("a copy of the folder kills process %d", pid)
 		return func() {}

@@ -127,7 +127,7 @@ func (m Machine) Quit(ctx context.Context) error {
 // Execute executes one QMP command over the control socket.
 func (m Machine) Execute(ctx context.Context, command string, arguments, result any) error {
 	// Not in the closure: inlined there, the call would leave a trace in builds without crash points.
-	point := crashpoint.Begin("QMP "+command, m.UUID)
+	point := crashpoint.Begin("QMP "+command, m.Mark)
 	err := m.Control(ctx, func(ctx context.Context, c *qmp.Client) error {
 		return point.Inject(func(ctx context.Context) error { return c.Execute(ctx, command, arguments, result) })(ctx)
 	})

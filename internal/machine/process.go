@@ -77,7 +77,7 @@ func (m Machine) startProcess(ctx context.Context, program *Program, c launch.Ma
 	}
 	defer func() { _ = log.Close() }()
 	invocation := launch.Invocation{Program: program.Name, Policy: policy, Users: program.Users, Dir: m.Path, Temp: tmp, Output: log}
-	point := crashpoint.Begin("start QEMU", m.UUID)
+	point := crashpoint.Begin("start QEMU", m.Mark)
 	qemu, err := launch.Start(ctx, c, invocation, endpoints, files)
 	point.End()
 	if err != nil {
@@ -142,7 +142,7 @@ func (m Machine) PID() int {
 }
 
 // IsOwnProcess reports whether a process is the machine's QEMU. Either StartedFile names the
-// process, or it works in the machine's directory and has the UUID on its command line.
+// process, or it works in the machine's directory and has the mark.
 func (m Machine) IsOwnProcess(pid int) bool {
 	if pid != 0 && pid == m.findOwnProcess() {
 		return true
@@ -152,18 +152,24 @@ func (m Machine) IsOwnProcess(pid int) bool {
 		return false
 	}
 	there, err := os.Stat(proc.Path(pid, "cwd"))
-	return err == nil && os.SameFile(here, there) && proc.HasOption(pid, "-uuid", m.UUID)
+	return err == nil && os.SameFile(here, there) && m.isMarked(pid)
+}
+
+// isMarked reports whether a process has the machine's mark on its command line. Earlier versions of Drover passed the
+// mark as the UUID, which drover-machine still does.
+func (m Machine) isMarked(pid int) bool {
+	return proc.HasOption(pid, "-name", launch.NameOf(m.Mark)) || proc.HasOption(pid, "-uuid", m.Mark)
 }
 
 // Kill ends the machine's QEMU at once and waits until it is gone.
 func (m Machine) Kill(ctx context.Context) error {
 	found := m.PID()
 	if err := proc.Kill(ctx, found, m.IsOwnProcess); err != nil {
-		return fmt.Errorf("killing the QEMU of %s: %w", m.UUID, err)
+		return fmt.Errorf("killing the QEMU of %s: %w", m.Mark, err)
 	}
 	err := m.WaitStopped(ctx, proc.KillWithin)
 	if found == 0 && errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("killing the QEMU of %s: its process cannot be found, and may run as another user than Drover, or in another container: %w", m.UUID, err)
+		return fmt.Errorf("killing the QEMU of %s: its process cannot be found, and may run as another user than Drover, or in another container: %w", m.Mark, err)
 	}
 	return err
 }
@@ -184,7 +190,7 @@ func (m Machine) WaitStopped(ctx context.Context, within time.Duration) error {
 }
 
 // KillStrays kills QEMUs of the machine that run without the run lock: the process in StartedFile,
-// and processes with the UUID whose directory or lock file was replaced, such as by restoring a
+// and processes with the mark whose directory or lock file was replaced, such as by restoring a
 // backup. The caller knows that no QEMU holds the lock. m.Path must be free of symbolic links.
 // onFound is called before a process is killed, and onKilled after.
 func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled func())) error {
@@ -194,7 +200,7 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 			return pid == m.findOwnProcess()
 		}
 		cwd, removed, err := workingDir(pid)
-		return err == nil && (cwd == m.Path || removed) && proc.HasOption(pid, "-uuid", m.UUID)
+		return err == nil && (cwd == m.Path || removed) && m.isMarked(pid)
 	}
 	for _, pid := range proc.IDs() {
 		if !isStray(pid) {
@@ -202,19 +208,19 @@ func (m Machine) KillStrays(ctx context.Context, onFound func(pid int) (onKilled
 		}
 		onKilled := onFound(pid)
 		if err := proc.Kill(ctx, pid, isStray); err != nil {
-			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, m.UUID, err)
+			return fmt.Errorf("killing the stray QEMU %d of %s: %w", pid, m.Mark, err)
 		}
 		onKilled()
 	}
 	return nil
 }
 
-// FindElsewhere returns a QEMU with the machine's UUID that works in another existing directory:
+// FindElsewhere returns a QEMU with the machine's mark that works in another existing directory:
 // the machine's directory was moved, and a backup put in its place. pid is 0 if there is none.
 func (m Machine) FindElsewhere() (pid int, dir string) {
 	for _, pid := range proc.IDs() {
 		cwd, removed, err := workingDir(pid)
-		if err == nil && !removed && filepath.Base(cwd) == filepath.Base(m.Path) && proc.HasOption(pid, "-uuid", m.UUID) && !m.IsOwnProcess(pid) {
+		if err == nil && !removed && filepath.Base(cwd) == filepath.Base(m.Path) && m.isMarked(pid) && !m.IsOwnProcess(pid) {
 			return pid, cwd
 		}
 	}

@@ -18,8 +18,8 @@ import (
 // startedProcess is the content of StartedFile: the QEMU that was started last. Process ID and
 // start time identify it, even if it changes its command line.
 type startedProcess struct {
-	// UUID is the machine's UUID: the folder may be a copy of another machine's folder.
-	UUID string `json:"uuid"`
+	// Mark is the machine's mark: the folder may be a copy of another machine's folder. It was a UUID at first.
+	Mark string `json:"uuid"`
 	PID  int    `json:"pid"`
 	// StartTicks is the time of the start: see proc.StartTicks.
 	StartTicks  int64              `json:"startTicks"`
@@ -36,7 +36,7 @@ func (m Machine) recordStarted(qemu *launch.Started) error {
 	if err != nil {
 		return nil //nolint:nilerr // QEMU has ended, which the caller notices.
 	}
-	content, err := json.Marshal(startedProcess{m.UUID, pid, ticks, qemu.Confinement})
+	content, err := json.Marshal(startedProcess{m.Mark, pid, ticks, qemu.Confinement})
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func (m Machine) findStarted() (*startedProcess, error) {
 		return nil, err
 	}
 	var started startedProcess
-	if err := json.Unmarshal(content, &started); err != nil || started.UUID != m.UUID {
+	if err := json.Unmarshal(content, &started); err != nil || started.Mark != m.Mark {
 		return nil, nil //nolint:nilnil,nilerr // The record is damaged, or of another machine.
 	}
 	ticks, err := proc.StartTicks(started.PID)

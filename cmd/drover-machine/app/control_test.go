@@ -188,7 +188,7 @@ func testPause(t *testing.T, c *control.Client) {
 // testGrow checks that disks grow while the guest runs, and never shrink.
 func (g *guest) testGrow(t *testing.T, c *control.Client) {
 	t.Helper()
-	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
+	m := machine.Machine{Path: filepath.Join(g.run, "run"), Mark: g.h.described.UUID}
 	for _, sizes := range []control.Sizes{{RootDisk: 8 << 20, Volumes: map[string]int64{"blank": 5 << 20}}, {RootDisk: 1 << 20}} {
 		assert.NoError(t, assert.ErrorOf(c.Grow(t.Context(), sizes)))
 		got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
@@ -265,7 +265,7 @@ func TestStopWhilePaused(t *testing.T) {
 			h := newHost(t, c.isStubborn)
 			h.described.GracePeriodSeconds = c.grace
 			g := h.begin(t, "drover guest 1 A")
-			m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: h.described.UUID}
+			m := machine.Machine{Path: filepath.Join(g.run, "run"), Mark: h.described.UUID}
 			assert.NoError(t, m.Execute(t.Context(), "stop", nil, nil))
 			g.signal(t, syscall.SIGTERM)
 			g.wantEnd(t, c.code, c.reason, "")
@@ -318,7 +318,7 @@ func (g *guest) checkProbes(t *testing.T) {
 	g.wantRefused(t, `the arguments are ["http"]`, "http")
 	g.wantRefused(t, `the arguments are ["0"]`, "0")
 	g.wantReadinessFollowed(t)
-	m := machine.Machine{Path: filepath.Join(g.run, "run"), UUID: g.h.described.UUID}
+	m := machine.Machine{Path: filepath.Join(g.run, "run"), Mark: g.h.described.UUID}
 	assert.NoError(t, m.Execute(t.Context(), "stop", nil, nil))
 	assert.Eventually(t, "a paused guest takes no connection", func(t testing.TB) error {
 		g.wantRefused(t, "accepted no connection", "-timeout", "1s", "80") // within which QEMU has to answer

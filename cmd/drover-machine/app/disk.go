@@ -6,7 +6,6 @@ package app
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +13,7 @@ import (
 	"path/filepath"
 
 	"cloudnative.tw/drover/internal/atomicfile"
+	"cloudnative.tw/drover/internal/format"
 	"cloudnative.tw/drover/internal/image/diskimage"
 	"cloudnative.tw/drover/internal/image/egress"
 	"cloudnative.tw/drover/internal/machine/description"
@@ -33,14 +33,12 @@ const (
 	tempPrefix  = ".drover-machine-"
 )
 
-// recordVersion is the version of the records that this program writes and reads.
-const recordVersion = 1
-
 // record describes a disk. It has the format, since the content is not reliable: a guest could
 // write the header of another format to a raw disk.
 type record struct {
-	Version int    `json:"version"` // 0 if the disk does not exist yet
-	Format  string `json:"format"`
+	format.Header
+
+	Format string `json:"format"` // empty if the disk does not exist yet
 	// MachineType is the machine type with which a root disk was first used. A machine keeps its
 	// type, since another type has other hardware.
 	MachineType string `json:"machineType,omitempty"`
@@ -82,9 +80,12 @@ func (f diskFolder) readRecord() (*record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the record of the disk cannot be read: repair %s, or remove it with its disk: %w", f.filePath(), err)
 	}
-	var r record
-	if err := json.Unmarshal(content, &r); err != nil || r.Version != recordVersion {
-		return nil, fmt.Errorf("repair %s: it must be a record of version %d: %.200s", f.filePath(recordFile), recordVersion, content)
+	r, err := format.Decode[record](content)
+	if _, isLater := errors.AsType[*format.UnknownError](err); isLater {
+		return nil, fmt.Errorf("%s: %w", f.filePath(recordFile), err)
+	}
+	if err != nil || r.Format == "" {
+		return nil, fmt.Errorf("repair %s: it must be a record with the format of the disk: %.200s", f.filePath(recordFile), content)
 	}
 	return &r, nil
 }
@@ -97,7 +98,7 @@ func (f diskFolder) makeDisk(d *description.Disk, machineType string, copyImage 
 		return nil, err
 	}
 	defer remove()
-	r := &record{Version: recordVersion, Format: diskimage.Qcow2, MachineType: machineType}
+	r := &record{Format: diskimage.Qcow2, MachineType: machineType}
 	if d.Image == "" {
 		err = diskimage.CreateQcow2(filepath.Join(tmp, diskFile), d.SizeBytes, nil)
 	} else {
@@ -106,11 +107,11 @@ func (f diskFolder) makeDisk(d *description.Disk, machineType string, copyImage 
 	if err != nil {
 		return nil, err
 	}
-	content, err := json.Marshal(r)
+	content, err := format.Encode(*r)
 	if err != nil {
 		return nil, err
 	}
-	if err := atomicfile.Write(filepath.Join(tmp, recordFile), append(content, '\n'), 0o600); err != nil {
+	if err := atomicfile.Write(filepath.Join(tmp, recordFile), content, 0o600); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(tmp, f.filePath()); err != nil {
@@ -121,15 +122,15 @@ func (f diskFolder) makeDisk(d *description.Disk, machineType string, copyImage 
 
 // openDisk opens the disk for QEMU.
 func (f diskFolder) openDisk(r *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
-	path, format, open := f.filePath(diskFile), "", diskimage.OpenDisk
+	path, forQEMU, open := f.filePath(diskFile), "", diskimage.OpenDisk
 	if r.Format == diskimage.Raw {
-		format, open = diskimage.Raw, diskimage.OpenRegular
+		forQEMU, open = diskimage.Raw, diskimage.OpenRegular
 	}
 	disk, err := open(path, readOnly)
 	if err != nil {
 		return nil, fmt.Errorf("disk %s: %w", path, err)
 	}
-	return &launch.Drive{FD: files.Add(disk), Format: format, ReadOnly: readOnly}, nil
+	return &launch.Drive{FD: files.Add(disk), Format: forQEMU, ReadOnly: readOnly}, nil
 }
 
 // openOverlay makes an ephemeral disk, and opens it and the image below it, if it has one.
@@ -219,12 +220,12 @@ func (r *run) prepareVolumes(ctx context.Context, files *launch.Files) ([]launch
 	return all, nil
 }
 
-// ensureDisk opens a disk. It makes the disk first if the record has version 0.
+// ensureDisk opens a disk. It makes the disk first if the record lacks a format.
 func (r *run) ensureDisk(ctx context.Context, folder diskFolder, d *description.Disk, diskRecord *record, readOnly bool, files *launch.Files) (*launch.Drive, error) {
-	if diskRecord.Version == 0 && d.MustExist {
+	if diskRecord.Format == "" && d.MustExist {
 		return nil, fmt.Errorf("the disk %s was made by an earlier run, and is missing: the volume is empty or another volume, and no new disk is made in its place", folder.filePath())
 	}
-	if diskRecord.Version == 0 {
+	if diskRecord.Format == "" {
 		r.log.Info("Making a disk", "folder", folder.filePath(), "image", egress.Redact(d.Image))
 		var err error
 		diskRecord, err = folder.makeDisk(d, diskRecord.MachineType, func(path string) (string, error) { return r.copyImageTo(ctx, d, path) })

@@ -23,7 +23,6 @@ import (
 	"cloudnative.tw/drover/internal/machine/edge"
 	"cloudnative.tw/drover/internal/machine/edge/routes"
 	"cloudnative.tw/drover/internal/machine/failure"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/supervisor"
 )
 
@@ -56,8 +55,12 @@ func (r *run) openNetwork(ctx context.Context) (supervisor.Network, error) {
 		}
 		denied = append(denied, gatewaysOf(string(table))...)
 	}
+	mac, err := net.ParseMAC(r.description.MAC)
+	if err != nil {
+		return nil, err
+	}
 	return openNetwork(ctx, control.NetworkConfig{
-		MAC: launch.MACAddress(r.description.UUID), Address: guestAddress, Hostname: r.description.Name, Domain: domain, MTU: control.GuestMTU,
+		MAC: mac, Address: guestAddress, Hostname: r.description.Name, Domain: domain, MTU: control.GuestMTU,
 		Wanted: control.Wanted{Ports: r.ports(), Egress: control.Egress{Denied: denied, Resolvers: resolvers}},
 	}, nil)
 }

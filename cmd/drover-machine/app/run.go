@@ -49,7 +49,7 @@ type run struct {
 
 func newRun(d description.Machine, o options, log logr.Logger) *run {
 	r := &run{description: d, options: o, log: log, stallWithin: defaultStall}
-	r.machine = machine.Machine{Path: o.runFolder, UUID: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
+	r.machine = machine.Machine{Path: o.runFolder, Mark: d.UUID, Staging: runFolder{atomicfile.Folder{Path: o.runFolder, Prefix: tempPrefix, Volatile: true}}}
 	return r
 }
 

@@ -47,7 +47,7 @@ func TestNodeAddresses(t *testing.T) {
 		t.Setenv(description.NodeAddresses, text)
 		o, err := parseOptions(nil)
 		assert.NoError(t, err)
-		network, err := newRun(description.Machine{UUID: "9a4d9b1c-0c3f-4b8e-8f5c-0b8f6f0a5f11"}, o, logr.Discard()).openNetwork(t.Context())
+		network, err := newRun(description.Machine{UUID: "9a4d9b1c-0c3f-4b8e-8f5c-0b8f6f0a5f11", MAC: "52:54:00:12:34:56"}, o, logr.Discard()).openNetwork(t.Context())
 		assert.NoError(t, err)
 		if got := fmt.Sprint(network.(*edge.Edge).Wanted.Egress.Denied[:len(o.nodeAddresses)]); got != want { // before gateways
 			t.Errorf("of %q %s are denied, want %s", text, got, want)

@@ -12,6 +12,7 @@
 // # The folder
 //
 //	engine-id               the engine's identity, a UUID
+//	data-version            which versions of Drover can read the folder: see package format
 //	<uid>.json              one server, a Record
 //	retained/<uid>.<id>.json  a server that was released
 //	locks/<uid>             held (flock) while a process changes the server
@@ -25,6 +26,7 @@
 //   - "load": 0.5 makes the server use half of its CPUs.
 //   - "ignoreShutdown": true makes the guest ignore requests to stop.
 //   - removing the file removes the server.
+//   - a file without "mustUnderstand" may have known fields only, so that a mistyped one is reported.
 //   - a new file needs only the "clusterID" of the cluster that it should
 //     belong to: {"clusterID": "...", "namespace": "default", "name": "x",
 //     "state": "Running"}. Without "clusterID" no cluster lists or changes the

@@ -4,22 +4,22 @@
 package fake
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"cloudnative.tw/drover/internal/driver"
+	"cloudnative.tw/drover/internal/format"
 )
 
 // Record is a simulated server. The engine's folder has a JSON file with the record of each server.
 type Record struct {
+	format.Header
+
 	UID       types.UID `json:"uid,omitempty"`
 	ID        string    `json:"id,omitempty"`
 	ClusterID string    `json:"clusterID,omitempty"`
@@ -153,26 +153,21 @@ func fingerprint(text string) string {
 	return "SHA256:" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
-// decodeRecord rejects unknown fields, so that a mistyped field name is reported.
+// decodeRecord reads a record that Drover or a person has written.
 func decodeRecord(content []byte) (Record, error) {
-	var r Record
-	d := json.NewDecoder(bytes.NewReader(content))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
+	r, err := format.DecodeEdited[Record](content)
+	if err != nil {
 		return Record{}, fmt.Errorf("it is not the JSON of a server: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Record{}, errors.New("it has content after the JSON object")
 	}
 	return r, nil
 }
 
 func encodeRecord(r Record) ([]byte, error) {
-	content, err := json.MarshalIndent(r, "", "  ")
+	content, err := format.Encode(r)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the server %s: %w", r.UID, err)
 	}
-	return append(content, '\n'), nil
+	return content, nil
 }
 
 // completeFields fills in the fields that a person who edited the record left out, and

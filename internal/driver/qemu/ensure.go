@@ -195,10 +195,10 @@ func (c *convergence) createServer(ctx context.Context) error {
 	if err != nil {
 		return instance.ContractError(err)
 	}
-	inst.Record = record.Record{
-		Format: record.Format, ClusterID: host.ClusterID, MachineType: machineType, UID: spec.UID, ID: record.NewID(), Namespace: spec.Namespace, Name: spec.Name, Epoch: spec.Epoch,
-		GraceSeconds: graceSeconds(spec), Settings: record.SettingsOf(spec, requested), Root: root,
-	}
+	inst.Record = record.NewRecord()
+	inst.ClusterID, inst.UID, inst.Namespace, inst.Name, inst.Epoch = host.ClusterID, spec.UID, spec.Namespace, spec.Name, spec.Epoch
+	inst.MachineType, inst.Root = machineType, root
+	inst.GraceSeconds, inst.Settings = graceSeconds(spec), record.SettingsOf(spec, requested)
 	if err := inst.Save(); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -285,7 +286,7 @@ func TestDirectoryRemoved(t *testing.T) {
 		assert.NoError(t, os.RemoveAll(h.Machine.Path))
 		next(spec)
 		assert.Eventually(t, "the machine that lost its directory ends: "+name, func(testing.TB) error {
-			return assert.ErrorUnless(!proc.HasOption(pid, "-uuid", string(spec.UID)), "it runs")
+			return assert.ErrorUnless(!proc.HasOption(pid, "-name", launch.NameOf(string(spec.UID))), "it runs")
 		})
 		gone(t, d, spec)
 	}
@@ -325,7 +326,7 @@ func TestRemovedWithoutLock(t *testing.T) {
 			pid := h.Machine.PID()
 			assert.NoError(t, os.Remove(h.Machine.File(machine.RunLockFile)))
 			assert.NoError(t, d.Delete(t.Context(), spec.Target, retain))
-			assert.True(t, !proc.HasOption(pid, "-uuid", string(spec.UID)), "process %d runs on", pid)
+			assert.True(t, !proc.HasOption(pid, "-name", launch.NameOf(string(spec.UID))), "process %d runs on", pid)
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -186,7 +187,7 @@ func TestStrayBehindALink(t *testing.T) {
 	assert.NoError(t, os.RemoveAll(h.Machine.Path))
 	wantError(t, d.Delete(t.Context(), spec.Target, false), driver.ErrNotFound)
 	assert.Eventually(t, "the machine ends", func(testing.TB) error {
-		return assert.ErrorUnless(!proc.HasOption(pid, "-uuid", string(spec.UID)), "it runs")
+		return assert.ErrorUnless(!proc.HasOption(pid, "-name", launch.NameOf(string(spec.UID))), "it runs")
 	})
 }
 
@@ -207,7 +208,7 @@ func TestRestoredFolder(t *testing.T) {
 	refuses(t, d, spec, driver.ErrRetry, former, strconv.Itoa(pid))
 	assert.NoError(t, os.RemoveAll(former))
 	reach(t, d, spec, driver.StateRunning)
-	assert.True(t, !proc.HasOption(pid, "-uuid", string(spec.UID)), "the machine whose folder is gone runs beside the other one")
+	assert.True(t, !proc.HasOption(pid, "-name", launch.NameOf(string(spec.UID))), "the machine whose folder is gone runs beside the other one")
 }
 
 // TestImageDirs checks that no image may be a file of Drover, through any link.

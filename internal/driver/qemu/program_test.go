@@ -15,6 +15,7 @@ import (
 	"cloudnative.tw/drover/internal/driver/qemu/exits"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
 	"cloudnative.tw/drover/internal/machine"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/machine/proc"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
@@ -60,17 +61,31 @@ func TestMachineType(t *testing.T) {
 	off(t, d, spec)
 }
 
-// TestFormat checks that the record of another version is refused, and left as it is.
-func TestFormat(t *testing.T) {
+// TestMustUnderstand checks that the record of a later version is refused if this one would misunderstand it, that what
+// may be ignored survives a rewrite, and that the machine of a record without an identity keeps its identity.
+func TestMustUnderstand(t *testing.T) {
 	t.Parallel()
 	e, d := newDriver(t)
 	spec := e.spec()
 	off(t, d, spec)
-	edit(t, d, spec, func(r map[string]any) { delete(r, "format") })
+	edit(t, d, spec, func(r map[string]any) { r["mustUnderstand"] = map[string]string{"encryption": "9.9.9"} })
 	for what, err := range map[string]error{"Ensure": assert.ErrorOf(d.Ensure(t.Context(), spec)), "Delete": d.Delete(t.Context(), spec.Target, false)} {
-		assert.ErrorSays(t, what, err, "server.json has the format 0 of another version of Drover, and this one reads 1: have that version delete the server")
+		assert.ErrorSays(t, what, err, `server.json: mustUnderstand has "encryption", which Drover 9.9.9 and later versions know`)
 	}
-	edit(t, d, spec, func(r map[string]any) { r["format"] = 1 })
+	made, err := d.Host.InstanceOf(spec.UID).Load()
+	assert.True(t, err != nil, "it is read: %+v", made.Record)
+	edit(t, d, spec, func(r map[string]any) {
+		assert.True(t, r["uuid"] != string(spec.UID) && r["mac"] != launch.DeriveMAC(string(spec.UID)), "the identity follows from the UID: %v", r)
+		delete(r, "mustUnderstand")
+		delete(r, "uuid")
+		delete(r, "mac")
+		r["later"] = map[string]any{"kept": true}
+	})
+	reach(t, d, spec, driver.StateRunning)
+	assert.True(t, proc.HasOption(d.Host.InstanceOf(spec.UID).Machine.PID(), "-uuid", string(spec.UID)), "the machine has another UUID")
+	edit(t, d, spec, func(r map[string]any) {
+		assert.True(t, r["uuid"] == string(spec.UID) && r["mac"] == launch.DeriveMAC(string(spec.UID)) && r["later"] != nil, "the record is %v", r)
+	})
 	gone(t, d, spec)
 }
 

@@ -16,6 +16,7 @@
 // # The folder
 //
 //	engine-id              the engine's identity, a UUID
+//	data-version           which versions of Drover can read the folder: see package format
 //	vms/<uid>/             one server, mode 0700
 //	  server.json          its record
 //	  run.lock             locked by its QEMU, and by no other process, while that runs

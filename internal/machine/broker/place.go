@@ -39,7 +39,7 @@ const (
 
 // Place is the folder of a host's broker. Only the owner of the folder may connect.
 type Place struct {
-	// Folder has the UUID by which processes are found.
+	// Folder has the mark by which processes are found.
 	Folder machine.Machine
 	// Program returns the program, and fails where none can be started.
 	Program func() (*installation.Program, error)
@@ -203,7 +203,7 @@ func (p Place) dialOrStart(ctx context.Context, installed *installation.Program)
 
 // start starts the broker, confined. The caller has its lock, which it inherits.
 func (p Place) start(ctx context.Context, installed *installation.Program, lock *os.File) error {
-	if err := p.Starts.Count(p.Folder.UUID); err != nil {
+	if err := p.Starts.Count(p.Folder.Mark); err != nil {
 		return fmt.Errorf("%w: see %s", err, p.Folder.File(logFile))
 	}
 	if err := p.killAll(ctx); err != nil { // one may have let go of its lock, and run
@@ -221,7 +221,7 @@ func (p Place) start(ctx context.Context, installed *installation.Program, lock 
 	defer control.CloseFiles(log)
 	return p.StartAs(func(user *confine.User) error {
 		cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), installed.File(), installation.ProgramName, []*os.File{lock, listener}, Rights,
-			Command, installation.MachineOption, p.Folder.UUID, installed.Digest())
+			Command, installation.MachineOption, p.Folder.Mark, installed.Digest())
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 		cmd.Stderr = log
 		policy.User, policy.Dir = user, p.Folder.Path

@@ -34,7 +34,7 @@ func TestBrokerThatEnds(t *testing.T) {
 	assert.NoError(t, err)
 	starts, clock := 0, testingclock.NewFakePassiveClock(time.Unix(0, 0))
 	p := Place{
-		Folder:  machine.Machine{Path: filepath.Join(dir, "broker"), UUID: "broker"},
+		Folder:  machine.Machine{Path: filepath.Join(dir, "broker"), Mark: "broker"},
 		Program: func() (*installation.Program, error) { return installed, nil },
 		StartAs: func(start func(*confine.User) error) error {
 			if starts++; starts > 10 {
@@ -66,7 +66,7 @@ func TestBrokerWithoutLock(t *testing.T) {
 	assert.NoError(t, errors.Join(assert.ErrorOf(before.StdinPipe()), before.Start())) // it ends with its input
 	errStarted := errors.New("another is started")
 	p := Place{
-		Folder:  machine.Machine{Path: before.Dir, UUID: "broker"},
+		Folder:  machine.Machine{Path: before.Dir, Mark: "broker"},
 		Program: func() (*installation.Program, error) { return installed, nil },
 		StartAs: func(func(*confine.User) error) error {
 			assert.True(t, !proc.HasOption(before.Process.Pid, installation.MachineOption, "broker"), "there are two brokers")
@@ -82,7 +82,7 @@ func TestBrokerWithoutLock(t *testing.T) {
 // it asked.
 func TestRemoveWithoutTime(t *testing.T) {
 	t.Parallel()
-	p := Place{Folder: machine.Machine{Path: t.TempDir(), UUID: "broker"}}
+	p := Place{Folder: machine.Machine{Path: t.TempDir(), Mark: "broker"}}
 	lock, err := p.Folder.TryLock(lockFile)
 	assert.NoError(t, err)
 	defer func() { _ = lock.Close() }()

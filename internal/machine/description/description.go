@@ -16,6 +16,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"cloudnative.tw/drover/internal/format"
 	"cloudnative.tw/drover/internal/machine"
 	"cloudnative.tw/drover/internal/machine/launch"
 )
@@ -37,9 +38,13 @@ const DefaultImageMaxBytes = 32 << 30
 // Machine describes a machine. URLs of images in it may have secrets. User-data and keys are in
 // separate files.
 type Machine struct {
+	format.Header
+
 	Version int `json:"version"`
 	// UUID identifies the machine. Its guest sees the UUID too.
 	UUID string `json:"uuid"`
+	// MAC is the address of the guest's network interface; empty means one that follows from the UUID.
+	MAC string `json:"mac,omitempty"`
 	// Name is the host name that cloud-init gives the guest.
 	Name        string `json:"name"`
 	CPUs        int64  `json:"cpus"`
@@ -122,15 +127,18 @@ type Control struct {
 	Folder string `json:"folder"`
 }
 
-// Read reads a description. It rejects unknown fields, so that a machine never runs without
-// something that its description asks for.
+// Read reads a description. A program that writes one names in mustUnderstand what a machine may not run without. In a
+// description without that field, which people write, all unknown fields are errors.
 func Read(path string) (Machine, error) {
 	var m Machine
 	content, err := ReadLimited(path)
 	if err != nil {
 		return m, fmt.Errorf("reading the description of the machine: %w", err)
 	}
-	if err := yaml.UnmarshalStrict(content, &m); err != nil {
+	if content, err = yaml.YAMLToJSONStrict(content); err == nil {
+		m, err = format.DecodeEdited[Machine](content)
+	}
+	if err != nil {
 		return m, fmt.Errorf("parsing the description %s: %w", path, err)
 	}
 	m.setDefaults()
@@ -155,6 +163,7 @@ func ReadLimited(path string) ([]byte, error) {
 }
 
 func (m *Machine) setDefaults() {
+	m.MAC = cmp.Or(m.MAC, launch.DeriveMAC(m.UUID))
 	m.Accelerator = cmp.Or(m.Accelerator, machine.AccelAuto)
 	m.GracePeriodSeconds = cmp.Or(m.GracePeriodSeconds, 30)
 	m.ImageMaxBytes = cmp.Or(m.ImageMaxBytes, DefaultImageMaxBytes)
@@ -167,7 +176,7 @@ func (m *Machine) setDefaults() {
 // Config returns the configuration for package launch, without the files.
 func (m *Machine) Config(accelerator, machineType string) launch.MachineConfig {
 	return launch.MachineConfig{
-		UUID: m.UUID, ID: m.Name,
+		UUID: m.UUID, MAC: m.MAC, ID: m.Name,
 		Type: machineType, Accel: accelerator, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
 	}
 }

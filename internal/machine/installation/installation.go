@@ -25,7 +25,7 @@ import (
 // ProgramName is the name of the program in lists of processes.
 const ProgramName = "drover-machine"
 
-// MachineOption is followed by the machine's UUID, for people who look at lists of processes.
+// MachineOption is followed by the machine's mark.
 const MachineOption = "-machine"
 
 // Program is an installed version of drover-machine.

@@ -52,10 +52,20 @@ func (c MachineConfig) check(files *Files) error {
 	return cmp.Or(c.checkGuest(), c.checkFormats(), c.checkDescriptors(files))
 }
 
+// CheckUUID rejects text other than a UUID.
+func CheckUUID(text string) error {
+	if !uuidPattern.MatchString(text) {
+		return fmt.Errorf("uuid is %.80q: it must be a lowercase UUID", text)
+	}
+	return nil
+}
+
 func (c MachineConfig) checkMachine() error {
 	switch {
-	case !uuidPattern.MatchString(c.UUID):
-		return fmt.Errorf("uuid is %.80q: it must be a lowercase UUID", c.UUID)
+	case CheckUUID(c.UUID) != nil:
+		return CheckUUID(c.UUID)
+	case CheckMAC(c.MAC) != nil:
+		return CheckMAC(c.MAC)
 	case !namePattern.MatchString(c.ID):
 		return fmt.Errorf("id is %.80q: it must be of letters, digits, dots, dashes and underscores", c.ID)
 	case !namePattern.MatchString(c.Type):

@@ -5,6 +5,7 @@ package launch
 
 import (
 	"cmp"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -19,8 +20,10 @@ import (
 // MachineConfig has everything that determines QEMU's command line. It names files by their
 // descriptors in QEMU, and contains no path.
 type MachineConfig struct {
+	// ID identifies the QEMU on its command line: see NameOf. UUID and MAC belong to the machine, and its guest sees them.
+	ID          string   `json:"id"`
 	UUID        string   `json:"uuid"`
-	ID          string   `json:"id"`          // a part of QEMU's option -name
+	MAC         string   `json:"mac"`
 	Type        string   `json:"type"`        // the machine type, with its version
 	Accel       string   `json:"accelerator"` // AccelKVM or AccelTCG
 	CPUs        int64    `json:"cpus"`
@@ -115,7 +118,7 @@ const Sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecont
 func (c MachineConfig) arguments() []string {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none",
-		"-name", "drover-" + c.ID,
+		"-name", NameOf(c.ID),
 		"-uuid", c.UUID,
 		"-machine", c.Type + ",usb=off,vmport=off,dump-guest-core=off",
 		"-accel", AcceleratorOption(c.Accel),
@@ -271,14 +274,33 @@ func (o Object) Text() string {
 func (c MachineConfig) networkArguments() []string {
 	return []string{
 		"-netdev", fmt.Sprintf("stream,id=net,server=on,addr.type=fd,addr.str=%d", networkFD),
-		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": MACAddress(c.UUID).String(), "romfile": ""}.Text(),
+		"-device", Object{"driver": "virtio-net-pci", "netdev": "net", "mac": c.MAC, "romfile": ""}.Text(),
 	}
 }
 
-// MACAddress derives a MAC address from a UID, with the prefix of QEMU's addresses.
-func MACAddress(uuid string) net.HardwareAddr {
+// NameOf returns the name of a machine in QEMU's option -name.
+func NameOf(id string) string { return "drover-" + id }
+
+// NewMAC returns a random MAC address, with the prefix of QEMU's addresses.
+func NewMAC() string {
+	address := net.HardwareAddr{0x52, 0x54, 0, 0, 0, 0}
+	_, _ = rand.Read(address[2:]) // never fails
+	return address.String()
+}
+
+// DeriveMAC returns the MAC address of a machine that has none in its record, since an earlier version has made it.
+func DeriveMAC(uuid string) string {
 	sum := sha256.Sum256([]byte(uuid))
-	return append(net.HardwareAddr{0x52, 0x54}, sum[:4]...)
+	return append(net.HardwareAddr{0x52, 0x54}, sum[:4]...).String()
+}
+
+// CheckMAC rejects text other than a MAC address that a guest can have.
+func CheckMAC(text string) error {
+	address, err := net.ParseMAC(text)
+	if err != nil || len(address) != 6 || address[0]&1 != 0 {
+		return fmt.Errorf("mac is %.40q: it must be six bytes like 52:54:00:12:34:56, and not a group's", text)
+	}
+	return nil
 }
 
 // arguments returns the arguments of a disk. They always state the backing file, so that

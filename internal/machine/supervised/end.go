@@ -62,7 +62,7 @@ func (m Machine) KillAll(ctx context.Context) error {
 	for _, pid := range proc.IDs() {
 		if m.isSupervisor(pid) {
 			if err := proc.Kill(ctx, pid, m.isSupervisor); err != nil {
-				return fmt.Errorf("killing the supervisor %d of %s: %w", pid, m.Machine.UUID, err)
+				return fmt.Errorf("killing the supervisor %d of %s: %w", pid, m.Machine.Mark, err)
 			}
 		}
 	}
@@ -97,16 +97,16 @@ func isUnknown(s state, err error) bool {
 // killSupervisor kills a supervisor, if it runs.
 func (m Machine) killSupervisor(ctx context.Context, s state) error {
 	if err := proc.Kill(ctx, s.PID, func(int) bool { return s.isAlive() }); err != nil {
-		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, m.Machine.UUID, err)
+		return fmt.Errorf("killing the supervisor %d of %s: %w", s.PID, m.Machine.Mark, err)
 	}
 	return nil
 }
 
-// isSupervisor reports whether a process is a supervisor of this machine: it has the UUID on its command line, and works
+// isSupervisor reports whether a process is a supervisor of this machine: it has the mark on its command line, and works
 // in the machine's directory. If that directory does not exist, the process must work in a removed directory. The
 // directory of a released machine was moved, not removed.
 func (m Machine) isSupervisor(pid int) bool {
-	if !proc.HasOption(pid, installation.MachineOption, m.Machine.UUID) {
+	if !proc.HasOption(pid, installation.MachineOption, m.Machine.Mark) {
 		return false
 	}
 	here, hereErr := os.Stat(m.Machine.Path)

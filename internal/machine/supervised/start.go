@@ -32,13 +32,13 @@ func (m Machine) startSupervisor(ctx context.Context, lock *os.File) error {
 	if err := m.killLast(ctx); err != nil { // the last supervisor may run without its lock
 		return err
 	}
-	s := start{machine: m, invocation: supervisor.Invocation{Program: installed.File(), UUID: m.Machine.UUID, Dir: m.Machine.Path, Config: m.Config, Lock: lock}}
+	s := start{machine: m, invocation: supervisor.Invocation{Program: installed.File(), Mark: m.Machine.Mark, Dir: m.Machine.Path, Config: m.Config, Lock: lock}}
 	defer s.closeFiles()
 	s.invocation.Config.Token = rand.Text()
 	if err := s.openProcess(); err != nil {
 		return err
 	}
-	if err := m.Starts.Count(m.Machine.UUID); err != nil {
+	if err := m.Starts.Count(m.Machine.Mark); err != nil {
 		return fmt.Errorf("the supervisor is not started: %w: see %s", err, m.Machine.File(logFile))
 	}
 	if err := s.openFiles(ctx); err != nil {
@@ -75,7 +75,7 @@ func (s *start) spawnProcess(ctx context.Context, spawned state) error {
 	if err := writeState(f, spawned); err != nil {
 		return err
 	}
-	point := crashpoint.Begin("start supervisor", s.machine.Machine.UUID)
+	point := crashpoint.Begin("start supervisor", s.machine.Machine.Mark)
 	cmd, err := supervisor.Spawn(ctx, s.invocation)
 	point.End()
 	if err != nil {

@@ -115,7 +115,7 @@ func attackAsSupervisor(t *testing.T, hostile string, isBroken, isOwn bool) map[
 	if isOwn {
 		user, other = &confine.User{ID: 2100065810, GroupID: 2100065810}, &confine.User{ID: 2100065811, GroupID: 2100065811}
 	}
-	attacked := machine.Machine{Path: privateDir(t), UUID: "00000000-0000-0000-0000-000000000001"}
+	attacked := machine.Machine{Path: privateDir(t), Mark: "00000000-0000-0000-0000-000000000001"}
 	elsewhere, qemu := privateDir(t), startIdle(t, user)
 	target := hostileTargets{
 		Disk: filepath.Join(elsewhere, "root.qcow2"), Key: filepath.Join(elsewhere, "key"), Own: attacked.File("root.qcow2"),
@@ -156,7 +156,7 @@ func invocationOf(t *testing.T, attacked machine.Machine, hostile string, qemu i
 	fd, err := unix.PidfdOpen(qemu, 0)
 	assert.NoError(t, err)
 	o := Invocation{
-		Program: file(installed.File(), nil), UUID: attacked.UUID, Dir: attacked.Path, Lock: file(attacked.TryLock("supervisor.lock")), Process: file(os.NewFile(uintptr(fd), "QEMU"), nil),
+		Program: file(installed.File(), nil), Mark: attacked.Mark, Dir: attacked.Path, Lock: file(attacked.TryLock("supervisor.lock")), Process: file(os.NewFile(uintptr(fd), "QEMU"), nil),
 		Listener: made("listener"), Record: file(MakeRecord(filepath.Join(privateDir(t), "end"))),
 		SerialLog: made("serial"), SerialAside: made("serial.1"), Output: made("output"), OutputAside: made("output.1"), Errors: made("errors"),
 	}

@@ -27,8 +27,8 @@ const FollowCommand = "follow"
 type Invocation struct {
 	// Program is drover-machine, which is executed through this descriptor.
 	Program *os.File
-	// UUID is the machine's UUID, for people who look at lists of processes.
-	UUID string
+	// Mark is the machine's mark, which is on the command line.
+	Mark string
 	// Dir is the working directory: the machine's directory, which the program may be unable to open.
 	Dir string
 	// User is the user to run as, nil for the user of this program.
@@ -76,7 +76,7 @@ func Spawn(ctx context.Context, i Invocation) (*exec.Cmd, error) {
 		files = append(files, i.Ports[p])
 	}
 	files = append(files, i.CommandOutput...)
-	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), i.Program, installation.ProgramName, files, Rights, FollowCommand, installation.MachineOption, i.UUID)
+	cmd, policy := confine.CommandOf(context.WithoutCancel(ctx), i.Program, installation.ProgramName, files, Rights, FollowCommand, installation.MachineOption, i.Mark)
 	cmd.Env = append(cmd.Env, "GOMAXPROCS=1", "GOMEMLIMIT=64MiB")
 	cmd.Stderr = i.Errors
 	policy.User, policy.Dir, policy.OOMScore = i.User, i.Dir, oomScore

@@ -26,6 +26,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/driver/registry"
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/engines"
 	"cloudnative.tw/drover/test/assert"
@@ -91,7 +92,7 @@ func (h *testHost) killMachine(t *testing.T, uid types.UID) {
 	pids, _ := filepath.Glob("/proc/[0-9]*")
 	for _, path := range pids {
 		line, _ := os.ReadFile(filepath.Join(path, "cmdline"))
-		if !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
+		if !bytes.Contains(line, []byte("\x00-name\x00"+launch.NameOf(string(uid))+"\x00")) {
 			continue
 		}
 		killProcess(t, filepath.Base(path))

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/framework/rules"
 )
 
@@ -160,14 +161,14 @@ func Report(recorder string, uid types.UID) error {
 }
 
 // Processes returns the PIDs of the QEMU processes of a server.
-func Processes(uid types.UID) ([]int, error) { return withOption("-uuid", uid) }
+func Processes(uid types.UID) ([]int, error) { return withOption("-name", launch.NameOf(string(uid))) }
 
 // Supervisors returns the PIDs of the supervisors of a server.
-func Supervisors(uid types.UID) ([]int, error) { return withOption("-machine", uid) }
+func Supervisors(uid types.UID) ([]int, error) { return withOption("-machine", string(uid)) }
 
-// withOption returns the PIDs of processes whose command line has an option with a server's UID. The
+// withOption returns the PIDs of processes whose command line has an option with a value. The
 // command line of a zombie is empty.
-func withOption(option string, uid types.UID) ([]int, error) {
+func withOption(option, value string) ([]int, error) {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
 		return nil, err
@@ -175,7 +176,7 @@ func withOption(option string, uid types.UID) ([]int, error) {
 	var pids []int
 	for _, path := range lines {
 		line, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(line, []byte("\x00"+option+"\x00"+string(uid)+"\x00")) {
+		if err != nil || !bytes.Contains(line, []byte("\x00"+option+"\x00"+value+"\x00")) {
 			continue // it may have ended meanwhile
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))

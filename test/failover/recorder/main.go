@@ -11,10 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/failover/processlog"
 )
 
@@ -25,8 +27,8 @@ func main() {
 
 // runQEMU returns only if it fails.
 func runQEMU() error {
-	if n := slices.Index(os.Args, "-uuid"); n >= 0 && n+1 < len(os.Args) {
-		if err := processlog.Report(os.Args[0], types.UID(os.Args[n+1])); err != nil {
+	if n := slices.Index(os.Args, "-name"); n >= 0 && n+1 < len(os.Args) {
+		if err := processlog.Report(os.Args[0], types.UID(strings.TrimPrefix(os.Args[n+1], launch.NameOf("")))); err != nil {
 			return err
 		}
 	}

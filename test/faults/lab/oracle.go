@@ -395,7 +395,7 @@ var foreignMachines = foreignFiles{
 }
 
 func foreignMachine(uid string) string {
-	return `{"format": ` + strconv.Itoa(record.Format) + `, "clusterID": "another", "uid": "` + uid + `", "id": "another", "namespace": "default", "name": "vm-1", "epoch": 1}`
+	return `{"clusterID": "another", "uid": "` + uid + `", "id": "another", "namespace": "default", "name": "vm-1", "epoch": 1}`
 }
 
 // write writes the files into an engine's folder.

@@ -368,7 +368,7 @@ func (p *podWorld) serverOf(ctx context.Context, c *corev1.PersistentVolumeClaim
 	settings := objects.ReadSettings(&pods[n])
 	s.Config += fmt.Sprintf(" cpu=%d memory=%d", settings.CPUMilli, settings.MemoryBytes)
 	if pods[n].Status.Phase == corev1.PodRunning {
-		s.State = podState(ctx, machine.Machine{Path: p.node.RunFolder(pods[n].UID), UUID: string(uid)})
+		s.State = podState(ctx, machine.Machine{Path: p.node.RunFolder(pods[n].UID), Mark: string(uid)})
 	}
 	return s, err
 }

@@ -253,7 +253,7 @@ func machineState(ctx context.Context, dir string, r record.Record) driver.State
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	status, err := machine.Machine{Path: dir, UUID: string(r.UID)}.Status(ctx)
+	status, err := machine.Machine{Path: dir, Mark: string(r.UID)}.Status(ctx)
 	if err != nil {
 		return driver.State("without an answer: " + err.Error())
 	}

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 )
 
@@ -26,7 +27,7 @@ func MachineProcesses(t testing.TB, uid types.UID) []int {
 	var pids []int
 	for _, path := range lines {
 		line, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(line, []byte("\x00-uuid\x00"+string(uid)+"\x00")) {
+		if err != nil || !bytes.Contains(line, []byte("\x00-name\x00"+launch.NameOf(string(uid))+"\x00")) {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {

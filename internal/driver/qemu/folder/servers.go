@@ -147,5 +147,5 @@ func killStrays(ctx context.Context, m machine.Machine) error {
 	if err != nil {
 		return fmt.Errorf("finding %s: %w", m.Path, err)
 	}
-	return machine.Machine{Path: path, UUID: m.UUID}.KillStrays(ctx, func(int) func() { return func() {} })
+	return machine.Machine{Path: path, Mark: m.Mark}.KillStrays(ctx, func(int) func() { return func() {} })
 }

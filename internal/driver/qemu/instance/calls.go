@@ -38,7 +38,7 @@ func (c Calls) callSupervisor(ctx context.Context, action string, do func(contex
 		return ContractError(err)
 	}
 	client.SetEpoch(c.epoch)
-	point := crashpoint.Begin("machine "+action, c.machine.Machine.UUID)
+	point := crashpoint.Begin("machine "+action, c.machine.Machine.Mark)
 	err = point.Inject(func(ctx context.Context) error { return do(ctx, client) })(ctx)
 	point.End()
 	switch {

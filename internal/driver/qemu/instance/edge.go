@@ -6,13 +6,13 @@ package instance
 import (
 	"cmp"
 	"context"
+	"net"
 	"slices"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
 	"cloudnative.tw/drover/internal/machine/control"
-	"cloudnative.tw/drover/internal/machine/launch"
 )
 
 // Edge is a machine's gateway to the host's network, which its supervisor runs: as recorded and as reported.
@@ -31,9 +31,10 @@ func (inst *Instance) Edge() Edge {
 }
 
 // config returns the network configuration that a supervisor is started with.
-func (e Edge) config(uuid string) control.NetworkConfig {
+func (e Edge) config() control.NetworkConfig {
+	mac, _ := net.ParseMAC(e.record.MAC) // checked when the record was read
 	return control.NetworkConfig{
-		MAC: launch.MACAddress(uuid), Address: e.record.Address, MTU: control.GuestMTU,
+		MAC: mac, Address: e.record.Address, MTU: control.GuestMTU,
 		Hostname: e.record.Name, Domain: e.record.Namespace + "." + control.InternalDomain, Wanted: e.wanted(),
 	}
 }

@@ -116,7 +116,7 @@ func NewHost(c Options, dir *statedir.Dir) *Host {
 	}
 	h.Shares.Find = h.findShares
 	h.Broker = broker.Place{
-		Folder:  machine.Machine{Path: dir.Path(BrokerDir), UUID: BrokerDir, Staging: dir},
+		Folder:  machine.Machine{Path: dir.Path(BrokerDir), Mark: BrokerDir, Staging: dir},
 		Program: h.FindSupervisor, StartAs: c.Users.StartAs, Starts: h.starts,
 		Checks: &rate.Sometimes{Interval: broker.CheckEvery},
 	}
@@ -128,7 +128,7 @@ func NewHost(c Options, dir *statedir.Dir) *Host {
 func (h *Host) InstanceAt(path string) *Instance {
 	uid := record.UIDOf(path)
 	return &Instance{
-		Machine: machine.Machine{Path: path, UUID: string(uid), Staging: h.StateDir},
+		Machine: machine.Machine{Path: path, Mark: string(uid), Staging: h.StateDir},
 		Record:  record.Record{UID: uid}, Host: h,
 	}
 }
@@ -322,7 +322,7 @@ func (h *Host) machineOf(uid types.UID) (machine.Machine, error) {
 	if err != nil {
 		return machine.Machine{}, h.StateDir.Explain(err)
 	}
-	return machine.Machine{Path: filepath.Join(vms, string(uid)), UUID: string(uid)}, nil
+	return machine.Machine{Path: filepath.Join(vms, string(uid)), Mark: string(uid)}, nil
 }
 
 // ForgetMissing drops the cached exits of servers that a complete list did not find. Another process

@@ -12,7 +12,6 @@ package instance
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,6 +25,7 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/kit"
 	"cloudnative.tw/drover/internal/driver/qemu/record"
+	"cloudnative.tw/drover/internal/format"
 	"cloudnative.tw/drover/internal/machine"
 )
 
@@ -70,16 +70,12 @@ func (inst *Instance) Load() (*Instance, error) {
 	if err != nil {
 		return s, ClassifyReadError(inst, err)
 	}
-	var r record.Record
-	if err := json.Unmarshal(content, &r); err != nil {
+	r, err := record.Read(content)
+	if _, isLater := errors.AsType[*format.UnknownError](err); isLater {
+		return s, brokenError{fmt.Errorf("%s: %w", inst.Machine.File(RecordFile), err)}
+	}
+	if err != nil {
 		return s, brokenError{fmt.Errorf("repair %s, or remove its folder with the disks: %w", inst.Machine.File(RecordFile), err)}
-	}
-	if r.Format != record.Format {
-		return s, brokenError{fmt.Errorf("%s has the format %d of another version of Drover, and this one reads %d: have that version delete the server, or remove its folder with the disks",
-			inst.Machine.File(RecordFile), r.Format, record.Format)}
-	}
-	if r.ClusterID == "" || r.ID == "" || record.CheckUID(r.UID) != nil {
-		return s, brokenError{fmt.Errorf("repair %s: clusterID, uid or id is missing", inst.Machine.File(RecordFile))}
 	}
 	if r.UID != inst.UID {
 		return s, brokenError{fmt.Errorf("repair %s: its uid is %s, as in a copy of that server's folder, and must be %s", inst.Machine.File(RecordFile), r.UID, inst.UID)}
@@ -90,11 +86,11 @@ func (inst *Instance) Load() (*Instance, error) {
 
 // Save writes the record to the server's directory.
 func (inst *Instance) Save() error {
-	content, err := json.MarshalIndent(inst.Record, "", "  ")
+	content, err := format.Encode(inst.Record)
 	if err != nil {
 		return err
 	}
-	return inst.Host.StateDir.Replace(inst.Machine.File(RecordFile), append(content, '\n'))
+	return inst.Host.StateDir.Replace(inst.Machine.File(RecordFile), content)
 }
 
 // IsAlive reports whether the guest runs, is paused or is about to be started.

@@ -31,7 +31,7 @@ func newFollower(t *testing.T) (*follower, *testingclock.FakeClock) {
 	assert.NoError(t, err)
 	now := framework.NewFakeClock(time.Unix(0, 0))
 	inst := NewHost(Options{Users: &launch.Users{}, Clock: now, Log: logr.Discard()}, dir).InstanceOf(uuid.NewUUID())
-	inst.Record = record.Record{Format: record.Format, ClusterID: "cluster-1", UID: inst.UID, ID: record.NewID(), Namespace: "ns", Name: "a"}
+	inst.Record = record.Record{ClusterID: "cluster-1", UID: inst.UID, ID: record.NewID(), Namespace: "ns", Name: "a"}
 	assert.NoError(t, errors.Join(os.Mkdir(inst.Machine.Path, 0o700), inst.Save()))
 	return &follower{inst: inst}, now
 }

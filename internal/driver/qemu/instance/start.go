@@ -98,7 +98,7 @@ func (s *start) prepareRun(ctx context.Context, platform Platform) error {
 	}
 	defer release()
 	s.machine = launch.MachineConfig{
-		UUID: string(s.inst.UID), ID: s.inst.ID, Type: platform.MachineType, Accel: platform.Accelerator,
+		ID: s.inst.Machine.Mark, UUID: s.inst.UUID, MAC: s.inst.MAC, Type: platform.MachineType, Accel: platform.Accelerator,
 		CPUs: wholeCPUs(s.spec.CPUMilli), MemoryBytes: s.spec.MemoryBytes,
 	}
 	if s.inst.Address, err = s.host.Addresses.Take(s.inst.UID, s.inst.Address); err != nil {
@@ -141,9 +141,10 @@ func (s *start) prepareGuest() (err error) {
 	}
 	s.machine.Guest = &launch.Guest{ImageFD: s.files.Add(root.File), ModulesFD: kernel.ModulesFD}
 	s.guest.HealthCheck, s.guest.ExposedPorts = root.Config.HealthCheck, root.Config.ExposedPorts
+	s.guest.Protocol = config.Version
 	s.guest.Nonce = make([]byte, config.NonceBytes)
 	_, _ = rand.Read(s.guest.Nonce) // never fails
-	configFile, err := containerboot.Configure(s.spec, root.Config, s.inst.Edge().config(s.inst.Machine.UUID), s.guest.Nonce)
+	configFile, err := containerboot.Configure(s.spec, root.Config, s.inst.Edge().config(), s.guest.Nonce)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func (inst *Instance) Supervisor() supervised.Machine {
 	m := supervised.Machine{
 		Machine: inst.Machine, Program: inst.Host.FindSupervisor, AreSeparate: inst.Host.Users.AreSeparate(), Starts: inst.Host.starts,
 		Record: inst.ExitRecord().EndFile,
-		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.Edge().config(inst.Machine.UUID)},
+		Config: supervisor.HostConfig{Accelerator: inst.Accelerator, Disks: inst.DiskSizes(), LogBytes: inst.Host.LogBound, Network: inst.Edge().config()},
 		Reload: func() (supervised.Machine, error) {
 			now, err := inst.Load()
 			return now.Supervisor(), err

@@ -28,7 +28,7 @@ func NewID() string { return strings.ReplaceAll(string(uuid.NewUUID()), "-", "")
 
 var uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// CheckUID rejects a UID that is not a UUID, since the UID is also the machine's SMBIOS UUID.
+// CheckUID rejects a UID that is not a UUID. The UIDs of Kubernetes objects are UUIDs.
 func CheckUID(uid types.UID) error {
 	if uuidPattern.MatchString(string(uid)) {
 		return nil

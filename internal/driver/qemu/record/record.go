@@ -8,8 +8,10 @@
 package record
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -18,10 +20,12 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/disks"
 	"cloudnative.tw/drover/internal/driver/qemu/hostports"
+	"cloudnative.tw/drover/internal/format"
 	"cloudnative.tw/drover/internal/image"
 	"cloudnative.tw/drover/internal/image/health"
 	"cloudnative.tw/drover/internal/image/source"
@@ -41,13 +45,10 @@ const (
 	PhaseOn Phase = "on"
 )
 
-// Format is the format of records that this version reads and writes.
-const Format = 1
-
 // Record is the stored state of a server. Only the holder of the server's lock writes it.
 type Record struct {
-	// Format is the format of the record.
-	Format    int       `json:"format"`
+	format.Header
+
 	ClusterID string    `json:"clusterID"`
 	UID       types.UID `json:"uid"`
 	ID        string    `json:"id"`
@@ -69,6 +70,10 @@ type Record struct {
 
 	// MachineType is QEMU's machine type. It never changes in the life of a server.
 	MachineType string `json:"machineType"`
+	// The guest sees UUID and MAC. They never change in the life of a server. identify returns them for the
+	// record of an earlier version, which lacks them.
+	UUID string `json:"uuid"`
+	MAC  string `json:"mac"`
 	// Accelerator of the last run.
 	Accelerator string `json:"accelerator,omitempty"`
 	// Forwards of the last run.
@@ -92,6 +97,8 @@ type Record struct {
 type Guest struct {
 	// Nonce is a secret with which the host authenticates to Drover's program in the guest.
 	Nonce []byte `json:"nonce"`
+	// Protocol is the version of the guest's interface (package config), 0 for a run of an earlier version of Drover.
+	Protocol int `json:"protocol,omitempty"`
 	// Kernel is the digest of the kernel.
 	Kernel string `json:"kernel"`
 	// ExposedPorts are the ports that the image declares, as it writes them.
@@ -106,6 +113,30 @@ type Guest struct {
 type Output struct {
 	Begin    output.Positions  `json:"begin"`
 	Previous *output.Positions `json:"previous,omitempty"`
+}
+
+// NewRecord returns a record with a new ID and an identity for a new machine.
+func NewRecord() Record {
+	return Record{ID: NewID(), UUID: string(uuid.NewUUID()), MAC: launch.NewMAC()}
+}
+
+// identify gives the record of an earlier version the UUID and the MAC that its machine has: they followed from the UID.
+func (r *Record) identify() {
+	r.UUID = cmp.Or(r.UUID, string(r.UID))
+	r.MAC = cmp.Or(r.MAC, launch.DeriveMAC(string(r.UID)))
+}
+
+// Read reads a record. It fails if the record lacks a field, or has an invalid one.
+func Read(text []byte) (Record, error) {
+	r, err := format.Decode[Record](text)
+	if err != nil {
+		return r, err
+	}
+	if r.ClusterID == "" || r.ID == "" || CheckUID(r.UID) != nil {
+		return r, errors.New("clusterID, uid or id is missing")
+	}
+	r.identify()
+	return r, cmp.Or(launch.CheckUUID(r.UUID), launch.CheckMAC(r.MAC))
 }
 
 // Settings are the parts of the spec that only a restart can change.
