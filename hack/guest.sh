@@ -9,6 +9,7 @@
 #
 #     hack/guest.sh DIR
 #
+# GUEST_TAG=nextrelease builds the guest of the next release, for tests of upgrades.
 # A file that is there and would not change is left alone: a machine may be starting from it.
 set -o errexit -o nounset -o pipefail
 
@@ -25,12 +26,12 @@ trap 'rm -rf "${work}"' EXIT
 cd "${root}"
 exec 9>"${programs}/drover-guest.lock"
 flock 9
-CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -trimpath -buildvcs=false -ldflags "-s -w" -o "${programs}/drover-guest" ./cmd/drover-guest
+CGO_ENABLED=0 GOOS=linux GOARCH=amd64 go build -trimpath -buildvcs=false -tags "${GUEST_TAG:-}" -ldflags "-s -w" -o "${programs}/drover-guest" ./cmd/drover-guest
 go run -trimpath -buildvcs=false ./hack/guest/initramfs "${programs}/drover-guest" "${kernel}/modules" >"${work}/initramfs"
 flock --unlock 9
 hack/busybox-image.sh "${work}/image.tar" hack/guest/image
 sed "s/^{/{\n  \"imageSHA256\": \"$(sha256sum <"${work}/image.tar" | cut -d ' ' -f 1)\",/" "$(dirname "$(hack/busybox.sh)")/busybox.json" >"${work}/image.json"
-version="$(sed -n 's/^const Version = //p' internal/guest/config/config.go)"
+version="$(sed -n 's/^const Version = //p' "internal/guest/config/version${GUEST_TAG:+_${GUEST_TAG}}.go")"
 sed "s/^{/{\n  \"guestVersion\": ${version:?},/" "${kernel}/kernel.json" >"${work}/kernel.json"
 for file in "${kernel}"/modules-*.erofs "${kernel}/vmlinux" "${work}/kernel.json" "${work}/initramfs" "${work}/image.tar" "${work}/image.json"; do
 	name="$(basename "${file}")"

@@ -171,6 +171,8 @@ func (a *Agent) serve(stream io.ReadWriter) wire.Response {
 
 func (a *Agent) answer(r wire.Request, frames *wire.Reader, out io.Writer) (response wire.Response, err error) {
 	switch r.Op {
+	case wire.OpHello:
+		response.Verbs = wire.Verbs
 	case wire.OpExec:
 		if r.Exec == nil || len(r.Exec.Args) == 0 {
 			return response, errors.New("the request names no program")

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -52,6 +53,8 @@ type Client struct {
 	session *yamux.Session
 	// slots is a semaphore for streams. A stream has a slot until both ends have closed it.
 	slots chan struct{}
+	// verbs are the operations of the agent, nil until it was asked.
+	verbs atomic.Pointer[[]string]
 }
 
 // New begins a session over a connection to the port config.AgentPort, which ends any earlier session of
@@ -101,8 +104,11 @@ type call struct {
 	isOver bool
 }
 
-// begin opens a stream and sends a request.
+// begin opens a stream and sends a request, if the agent has its operation.
 func (c *Client) begin(ctx context.Context, r wire.Request) (*call, error) {
+	if err := c.requireVerb(ctx, r.Op); err != nil {
+		return nil, err
+	}
 	select {
 	case c.slots <- struct{}{}:
 	case <-c.Done():

@@ -51,10 +51,6 @@ const (
 	ResultSerial = "DROVER-RESULT"
 )
 
-// Version is the version of the interface between host and guest: this format, disks and ports. Raise it with each change
-// of them. hack/guest.sh reads it from this file, and writes it beside the guest's files for the host.
-const Version = 9
-
 // Limits of a Config.
 const (
 	// MaxBytes is how many bytes the JSON may have.

@@ -15,8 +15,10 @@ import (
 	"cloudnative.tw/drover/internal/guest/report"
 )
 
-// Operations of a Request.
+// Operations of a Request. An agent ignores fields of a Request that it does not know, so what it may not ignore is a new
+// operation. OpHello tells which ones the agent of a guest has, which an earlier version of Drover may have booted.
 const (
+	OpHello      = "hello"      // answered by Verbs
 	OpExec       = "exec"       // Exec; input and output by frames
 	OpInput      = "input"      // input, if Exec.Stdin is set, and sizes for the entrypoint, until FrameEnd or the end of the stream
 	OpInterfaces = "interfaces" // answered by Interfaces
@@ -28,6 +30,12 @@ const (
 	OpMount      = "mount"      // frames of the JSON of a mounts.Content
 	OpHold       = "hold"       // holds the entrypoint's output back until the host closes the stream
 )
+
+// Verbs are the operations of this version, in their order.
+var Verbs = append([]string{OpHello, OpExec, OpInput, OpInterfaces, OpSetTime, OpReseed, OpRead, OpWrite, OpMounted, OpMount, OpHold}, extraVerbs...)
+
+// FirstVerbs are the operations of an agent that does not know OpHello.
+var FirstVerbs = Verbs[1:11:11]
 
 // Limits of both ends.
 const (
@@ -98,6 +106,8 @@ type Response struct {
 	Code       int                `json:"code,omitempty"`
 	Signal     int                `json:"signal,omitempty"`
 	Interfaces []report.Interface `json:"interfaces,omitempty"`
+	// Verbs are the operations that the agent knows.
+	Verbs []string `json:"verbs,omitempty"`
 	// Mounted has the revisions of the folders of package guest/mounts by their paths.
 	Mounted map[string]string `json:"mounted,omitempty"`
 }

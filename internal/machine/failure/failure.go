@@ -11,6 +11,8 @@ package failure
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 	"time"
 )
 
@@ -136,12 +138,25 @@ var (
 	ErrProtocol = declare("", Retry, "the machine's answer is invalid")
 )
 
+// verbPrefix is the beginning of the name of a MissingVerb failure.
+const verbPrefix = "MissingVerb:"
+
+var verbName = regexp.MustCompile(`^` + verbPrefix + `[a-zA-Z]{1,32}$`)
+
+// MissingVerb returns the failure of a guest whose agent lacks an operation.
+func MissingVerb(verb string) error {
+	return &failure{verbPrefix + verb, Unsupported, fmt.Sprintf("the guest was booted by an earlier version of Drover, whose agent lacks %q: restart the machine to get it", verb)}
+}
+
 // findFailure returns the first failure that an error wraps, nil if it wraps none.
 func findFailure(err error) *failure {
 	for _, f := range all {
 		if errors.Is(err, f) {
 			return f
 		}
+	}
+	if f, ok := errors.AsType[*failure](err); ok {
+		return f
 	}
 	return nil
 }
@@ -166,6 +181,9 @@ func ByName(name string) error {
 		if f.name == name {
 			return f
 		}
+	}
+	if verbName.MatchString(name) {
+		return MissingVerb(strings.TrimPrefix(name, verbPrefix))
 	}
 	return fmt.Errorf("%w: it names an unknown failure", ErrProtocol)
 }

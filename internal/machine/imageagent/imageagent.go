@@ -111,6 +111,9 @@ var failures = []struct{ from, to error }{
 }
 
 func toFailure(err error) error {
+	if missing, ok := errors.AsType[*client.MissingVerbError](err); ok {
+		return failure.MissingVerb(missing.Verb)
+	}
 	for _, f := range failures {
 		if errors.Is(err, f.from) {
 			return f.to
