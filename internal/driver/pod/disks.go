@@ -190,6 +190,7 @@ func (c claims) markClaims(ctx context.Context) error {
 	}
 	return c.writer.updateClaim(ctx, c.server.Claims.Root(), func(root *corev1.PersistentVolumeClaim) {
 		objects.MarkClaim(root)
+		objects.RecordIdentity(root, c.spec.UID)
 		metav1.SetMetaDataAnnotation(&root.ObjectMeta, objects.AnnotationRun, string(c.server.Pod.UID))
 	})
 }

@@ -117,7 +117,7 @@ func TestClaimsOfAFailure(t *testing.T) {
 // wantSizes checks what the disks of the machine have for its guest.
 func (s *server) wantSizes(t *testing.T, n *podtest.Node, want map[string]int64) {
 	t.Helper()
-	m := machine.Machine{Path: n.RunFolder(s.pod(t).UID), UUID: string(s.UID)}
+	m := machine.Machine{Path: n.RunFolder(s.pod(t).UID), Mark: string(s.UID)}
 	got, err := machine.Monitor{Executor: m}.DiskSizes(t.Context())
 	maps.DeleteFunc(got, func(node string, _ int64) bool { return want[node] == 0 })
 	assert.True(t, err == nil && maps.Equal(got, want), "the disks of the guest have %v, %v, want %v", got, err, want)

@@ -84,6 +84,9 @@ func (t *Template) NewClaim(spec driver.ServerSpec, disk Disk, nonce string) *co
 		},
 	}
 	t.SetClaimLabels(claim, spec, disk.Name)
+	if disk.Name == RootDisk {
+		newIdentity().record(claim)
+	}
 	return claim
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/pod/kvm"
+	"cloudnative.tw/drover/internal/format"
 	"cloudnative.tw/drover/internal/machine/description"
 )
 
@@ -82,7 +83,7 @@ type Run struct {
 func (t *Template) NewPod(spec driver.ServerSpec, run Run) (*corev1.Pod, error) {
 	described := t.newDescription(spec, run)
 	described.Accelerator = run.KVM.Accelerator
-	description, err := json.Marshal(described)
+	description, err := format.Encode(described)
 	if err != nil {
 		return nil, err
 	}
@@ -374,8 +375,9 @@ func claimSource(claim string) corev1.VolumeSource {
 
 // newDescription returns the description that drover-machine reads.
 func (t *Template) newDescription(spec driver.ServerSpec, run Run) description.Machine {
+	own := identityOf(run.Root, spec.UID)
 	m := description.Machine{
-		Version: description.Version, UUID: string(spec.UID), Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
+		Version: description.Version, UUID: own.uuid, MAC: own.mac, Name: hostName(spec.Name), CPUs: (spec.CPUMilli + 999) / 1000,
 		MemoryBytes: spec.MemoryBytes, CloudInit: secretFolder, GracePeriodSeconds: graceSeconds(spec),
 		Control:  &description.Control{Port: controlPort(spec), Folder: secretFolder},
 		RootDisk: &description.RootDisk{Disk: description.Disk{Folder: diskFolder, SizeBytes: spec.RootDiskBytes}, Ephemeral: spec.Ephemeral},

@@ -57,6 +57,10 @@ const (
 	// AnnotationClaim, on a PVC, is the UID of this PVC. It is set before the first pod that can use the PVC. A
 	// copy of the PVC, such as one that is restored from a backup, has another UID.
 	AnnotationClaim = "cloudnative.tw/claim"
+	// AnnotationUUID and AnnotationMAC, on the PVC of a root disk, are the UUID and the MAC address of the machine. A PVC of
+	// an earlier version gets them with its next pod.
+	AnnotationUUID = "cloudnative.tw/machine-uuid"
+	AnnotationMAC  = "cloudnative.tw/machine-mac"
 	// AnnotationAssertionRefused, on a pod, is set once an operator has asserted that its machine is
 	// off while its node was ready. It is removed with the assertion.
 	AnnotationAssertionRefused = "cloudnative.tw/assertion-refused"
