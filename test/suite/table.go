@@ -76,6 +76,11 @@ var shards = []shard{
 		paths: slices.Concat(controller, []string{"standalone"}),
 	},
 	{
+		name:  "upgrade",
+		steps: []step{{of: "test/upgrade"}},
+		paths: slices.Concat(controller, machine, []string{"internal/format", "internal/driver/statedir", "standalone", "test/upgrade"}),
+	},
+	{
 		name:  "failover",
 		steps: []step{{of: "test/failover"}},
 		short: step{of: "test/failover", pattern: "TestJudgeDetectsViolations"},
