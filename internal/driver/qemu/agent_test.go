@@ -25,7 +25,6 @@ import (
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/drivertest/streams"
 	"cloudnative.tw/drover/internal/machine/failure"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/internal/terminal"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/tier"
@@ -83,7 +82,7 @@ func (g *linuxGuest) checkAgent(t *testing.T) {
 	g.setHonest(t)
 	got, err := g.d.Interfaces(t.Context(), g.spec.UID)
 	assert.NoError(t, err)
-	if len(got) != 1 || got[0].Name != "eth0" || got[0].MAC != launch.MACAddress(string(g.spec.UID)).String() ||
+	if len(got) != 1 || got[0].Name != "eth0" || got[0].MAC != macOf(t, g.d, g.spec) ||
 		!slices.Contains(got[0].Addresses, g.address(t)) {
 		t.Errorf("the interfaces are %+v", got)
 	}

@@ -19,7 +19,6 @@ import (
 
 	"cloudnative.tw/drover/internal/driver"
 	"cloudnative.tw/drover/internal/driver/qemu/instance"
-	"cloudnative.tw/drover/internal/machine/launch"
 	"cloudnative.tw/drover/test/assert"
 	"cloudnative.tw/drover/test/framework"
 	"cloudnative.tw/drover/test/tier"
@@ -54,13 +53,14 @@ write_files:
 - path: /etc/drover-test
   content: "written by cloud-init, for %s"
 `, password, spec.UID))
+	off(t, d, spec) // made, with its MAC address
 	spec.NetworkData = driver.NewSecret(fmt.Sprintf(`version: 2
 ethernets:
   nic:
     match: {macaddress: %q}
     set-name: drover0
     addresses: [10.0.2.77/24]
-`, launch.MACAddress(string(spec.UID))))
+`, macOf(t, d, spec)))
 	reach(t, d, spec, driver.StateRunning)
 	c := sitAt(t, d.Host.InstanceOf(spec.UID))
 	c.await("finished at") // cloud-init's last words
@@ -118,7 +118,7 @@ func checkRealAgent(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	assert.True(t, got.code == 1 && got.err == nil, "the command of a caller who has left: %+v", got)
 	interfaces, err := d.Interfaces(t.Context(), spec.UID)
 	assert.NoError(t, err)
-	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != launch.MACAddress(string(spec.UID)).String() ||
+	if len(interfaces) != 1 || interfaces[0].Name != "drover0" || interfaces[0].MAC != macOf(t, d, spec) ||
 		!slices.Contains(interfaces[0].Addresses, netip.MustParsePrefix("10.0.2.77/24")) {
 		t.Errorf("the interfaces are %+v", interfaces)
 	}

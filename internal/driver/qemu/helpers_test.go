@@ -239,3 +239,11 @@ func gone(t *testing.T, d *Driver, spec driver.ServerSpec) {
 	})
 	assert.True(t, d.Delete(ctx, driver.Target{UID: spec.UID}, false) != nil, "Delete does not say that nothing is left")
 }
+
+// macOf returns the MAC address in the record of a server.
+func macOf(t testing.TB, d *Driver, spec driver.ServerSpec) string {
+	t.Helper()
+	inst, err := d.Host.InstanceOf(spec.UID).Load()
+	assert.NoError(t, err)
+	return inst.MAC
+}

@@ -33,8 +33,16 @@ func greet(guest net.Conn) error {
 	return wire.Answer(guest, hello[len(nonce):])
 }
 
-// dial returns a client of a guest that the function plays once it was greeted.
+// dial returns a client of a guest that the function plays once it was greeted, and that has all verbs.
 func dial(t testing.TB, play func(guest net.Conn)) *Client {
+	t.Helper()
+	c := dialUnasked(t, play)
+	c.verbs.Store(&wire.Verbs)
+	return c
+}
+
+// dialUnasked returns a client that has not asked the guest for its verbs.
+func dialUnasked(t testing.TB, play func(guest net.Conn)) *Client {
 	t.Helper()
 	host, guest := net.Pipe()
 	t.Cleanup(func() { _ = guest.Close() })
