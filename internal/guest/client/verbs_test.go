@@ -11,7 +11,7 @@ import (
 	"cloudnative.tw/drover/test/assert"
 )
 
-// TestVerbs checks that a guest is not asked for what it lacks, that an agent without a list has the first verbs, and that
+// TestVerbs checks that a guest gets no request with a verb that it lacks, that an agent without a list has the first verbs, and that
 // an impossible list is refused.
 func TestVerbs(t *testing.T) {
 	t.Parallel()
