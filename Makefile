@@ -61,11 +61,11 @@ build: ## build bin/drover, bin/drover-controller, bin/drover-machine and bin/ku
 	@mkdir -p bin "$(PROGRAMS)"
 	@exec 9>"$(PROGRAMS)/.lock" && flock 9 && set -x && \
 	export CGO_ENABLED=0 && \
-	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-machine && \
+	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/kubectl-vm ./cmd/drover-launcher ./cmd/drover-machine && \
 	{ cmp --silent "$(PROGRAMS)/drover-machine" $(EMBEDDED) || cp --remove-destination "$(PROGRAMS)/drover-machine" $(EMBEDDED); } && \
 	go build -ldflags "$(LDFLAGS)" -o "$(PROGRAMS)/" ./cmd/drover-controller && \
 	go -C standalone build -ldflags "$(LDFLAGS) $(KUBE_LDFLAGS)" -o "$(PROGRAMS)/drover" . && \
-	set +x && for p in drover drover-controller drover-machine kubectl-vm; do \
+	set +x && for p in drover drover-controller drover-launcher drover-machine kubectl-vm; do \
 		cmp --silent "$(PROGRAMS)/$$p" "bin/$$p" || { cp "$(PROGRAMS)/$$p" "bin/$$p.new" && mv --force "bin/$$p.new" "bin/$$p"; } || exit 1; \
 	done
 

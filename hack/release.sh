@@ -59,7 +59,8 @@ set_time() {
 
 # stage_programs copies the programs for amd64, and builds those that clients and clusters of arm64 have.
 stage_programs() {
-	mkdir -p "${stage}"/linux-{amd64,arm64}
+	mkdir -p "${stage}"/linux-{amd64,arm64} "${stage}/launcher"
+	cp bin/drover-launcher "${stage}/launcher/" # in the Debian package alone
 	cp bin/drover bin/drover-controller bin/drover-machine bin/kubectl-vm "${stage}/linux-amd64/"
 	local flags="-s -w -X cloudnative.tw/drover/cmd/drover-controller/app.Version=${version} -X cloudnative.tw/drover/cmd/kubectl-vm/kit.Version=${version} -X cloudnative.tw/drover/internal/format.Version=${version}"
 	CGO_ENABLED=0 GOARCH=arm64 go build -ldflags "${flags}" -o "${stage}/linux-arm64/" ./cmd/drover-controller ./cmd/kubectl-vm

@@ -20,6 +20,7 @@ check() {
 check bin/drover 156 # with drover-machine in it
 check bin/drover-controller 62
 check bin/kubectl-vm 42
+check bin/drover-launcher 5
 check bin/drover-machine 13
 if [[ "${failed}" -ne 0 ]]; then
 	echo "verify-size.sh: a program is too large; go tool nm -size -sort size shows what a build without -s has in it" >&2

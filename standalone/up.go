@@ -14,10 +14,10 @@ import (
 	"k8s.io/utils/clock"
 
 	"cloudnative.tw/drover/cmd/signals"
+	"cloudnative.tw/drover/internal/login"
 	"cloudnative.tw/drover/internal/machine/cgroup"
 	"cloudnative.tw/drover/standalone/internal/controlplane"
 	"cloudnative.tw/drover/standalone/internal/datadir"
-	"cloudnative.tw/drover/standalone/internal/kubeconfig"
 	"cloudnative.tw/drover/standalone/internal/pki"
 	"cloudnative.tw/drover/standalone/internal/port"
 	"cloudnative.tw/drover/standalone/internal/program"
@@ -108,7 +108,7 @@ func (o *upRun) prepareControlPlane(ctx context.Context, dir *datadir.Dir, log *
 		Log: log.writer, Fatal: log.reportFatal,
 		StoreQuota: quota, UnsafeNoFsync: o.UnsafeNoFsync, AllAPIs: o.AllAPIs,
 	}
-	if err := kubeconfig.BypassProxy(plane.URL()); err != nil {
+	if err := login.BypassProxy(plane.URL()); err != nil {
 		return nil, err
 	}
 	if _, err := plane.Keys.Ensure(); err != nil {
@@ -129,8 +129,18 @@ func (o *upRun) components(plane *controlplane.Config, console *progress) ([]sup
 		plane.Streams, o.Controller.Streams.Serve = streams, streams.Set
 	}
 	components, err := plane.Components()
-	if err != nil || o.WithoutController {
-		return components, err
+	if err != nil {
+		return nil, err
+	}
+	if o.LoginDir != "" {
+		logins, err := loginComponent(o.LoginDir, plane)
+		if err != nil {
+			return nil, err
+		}
+		components = append(components, logins)
+	}
+	if o.WithoutController {
+		return components, nil
 	}
 	return append(components, o.controllerComponents(plane, console)...), nil
 }

@@ -68,7 +68,7 @@ type times struct {
 
 func defaultTimes() times {
 	return times{
-		open: 15 * time.Second, check: 10 * time.Second, recheck: 2 * time.Minute, unanswered: 10 * time.Minute,
+		open: 15 * time.Second, check: 10 * time.Second, recheck: time.Minute, unanswered: 10 * time.Minute,
 		idle: 4 * time.Hour, ping: 15 * time.Second, silence: 45 * time.Second, write: 30 * time.Second, linger: 2 * time.Second,
 	}
 }

@@ -38,6 +38,7 @@ func TestPackage(t *testing.T) {
 	assert.Contains(t, "the machine's output", out, "from a machine\n")
 	t.Logf("installed after %.1f s, a machine's output after %.1f s", installed.Seconds(), time.Since(begin).Seconds())
 
+	checkLogin(t, s)
 	s.run(t, "drover", "vm", "create", "web", "--memory", "256Mi", "--wait")
 	machine := s.processes(t, "qemu-system")
 	checkScores(t, s)
@@ -112,6 +113,24 @@ func (s *system) checkMachine(t *testing.T, when, machine string) {
 	t.Helper()
 	s.run(t, "drover", "kubectl", "wait", "vm/web", "--for=condition=Ready", "--timeout=2m")
 	assert.Equal(t, "QEMU "+when, s.processes(t, "qemu-system"), machine)
+}
+
+// checkLogin checks that a member of group drover uses the service without sudo, until it leaves the group.
+func checkLogin(t *testing.T, s *system) {
+	t.Helper()
+	s.run(t, "useradd", "--system", "--groups", "drover", "ann")
+	ann := []string{"runuser", "--user", "ann", "--", "env", "HOME=/nonexistent", "drover"}
+	out := s.run(t, append(ann, "vm", "run", "--rm", "--image", "drover://built-in", "--memory", "256Mi", "--", "echo", "from", "ann")...)
+	assert.Contains(t, "the output of ann's machine", out, "from ann\n")
+	begin := time.Now()
+	s.run(t, append(ann, "vm", "list")...)
+	t.Logf("drover vm list took %.3f s", time.Since(begin).Seconds())
+	s.run(t, "gpasswd", "--delete", "ann", "drover")
+	assert.Eventually(t, "ann is refused", func(testing.TB) error {
+		out, err := s.tryCommand(t, append(ann, "vm", "list")...)
+		return assert.ErrorUnless(err != nil && strings.Contains(out, "only members of group drover"), "%v: %s", err, out)
+	})
+	s.run(t, "userdel", "ann")
 }
 
 // checkScores checks that the kernel ends a machine before its supervisor when memory runs out.

@@ -27,6 +27,12 @@ import (
 // Main runs the program and returns its exit code. The first argument is the name of the program.
 func Main(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
 	o := kit.NewOptions(streams)
+	if len(args) > 1 && filepath.Base(args[0]) == droverName && args[1] == droverVerb {
+		actAsDrover(o, args[0])
+		args = args[1:]
+	} else {
+		o.DefaultKubeconfig = func() (string, error) { return findLoginKubeconfig(o) }
+	}
 	cmd := NewCommand(o) //nolint:contextcheck // cobra passes ctx on to the verbs
 	cmd.Version = kit.Version
 	cmd.SetVersionTemplate(fmt.Sprintf("kubectl-vm %s (%s, %s/%s)\n", kit.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH))

@@ -47,9 +47,10 @@ type Options struct {
 	Program, Kubectl string
 	// DefaultKubeconfig returns the kubeconfig to use if the user does not name one. If the result
 	// is empty or the function is nil, the rules of kubectl apply.
-	DefaultKubeconfig func() string
+	DefaultKubeconfig func() (string, error)
 
 	kubeconfigOnce sync.Once
+	kubeconfigErr  error      // of DefaultKubeconfig
 	mu             sync.Mutex // guards vmClient
 	vmClient       rest.Interface
 }
@@ -72,7 +73,9 @@ func (o *Options) WithOutput(out io.Writer) *Options {
 
 // Namespace returns the namespace of --namespace, or else the namespace of the kubeconfig.
 func (o *Options) Namespace() (string, error) {
-	o.useDefaultKubeconfig()
+	if err := o.useDefaultKubeconfig(); err != nil {
+		return "", err
+	}
 	ns, _, err := o.Config.ToRawKubeConfigLoader().Namespace()
 	if err != nil {
 		return "", fmt.Errorf("find the namespace: %w", err)
@@ -91,7 +94,9 @@ func (o *Options) NamespaceOrAll(all bool) (string, error) {
 // RESTConfig returns the configuration of clients for the cluster. Its timeout bounds one request. A
 // caller that opens a stream or a watch sets the timeout to 0.
 func (o *Options) RESTConfig() (*rest.Config, error) {
-	o.useDefaultKubeconfig()
+	if err := o.useDefaultKubeconfig(); err != nil {
+		return nil, err
+	}
 	config, err := o.Config.ToRESTConfig()
 	if err != nil {
 		return nil, fmt.Errorf("find the cluster: %w", err)
@@ -105,17 +110,20 @@ func (o *Options) RESTConfig() (*rest.Config, error) {
 }
 
 // useDefaultKubeconfig applies DefaultKubeconfig before the first use of Config.
-func (o *Options) useDefaultKubeconfig() {
+func (o *Options) useDefaultKubeconfig() error {
 	o.kubeconfigOnce.Do(func() {
 		if o.DefaultKubeconfig != nil && *o.Config.KubeConfig == "" {
-			*o.Config.KubeConfig = o.DefaultKubeconfig()
+			*o.Config.KubeConfig, o.kubeconfigErr = o.DefaultKubeconfig()
 		}
 	})
+	return o.kubeconfigErr
 }
 
 // Contexts returns the names of the contexts of the kubeconfig.
 func (o *Options) Contexts() ([]string, error) {
-	o.useDefaultKubeconfig()
+	if err := o.useDefaultKubeconfig(); err != nil {
+		return nil, err
+	}
 	config, err := o.Config.ToRawKubeConfigLoader().RawConfig()
 	if err != nil {
 		return nil, err

@@ -23,6 +23,7 @@ import (
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/format"
+	"cloudnative.tw/drover/internal/login"
 )
 
 // Names in the folder. Purge removes these and no others, so that a wrong
@@ -519,14 +520,4 @@ func explainError(path string, err error) error {
 func (d *Dir) ExplainError(err error) error { return explainError(string(d.Layout), err) }
 
 // Default returns the data dir that is used without a flag.
-func Default(getenv func(string) string, uid int) string {
-	switch {
-	case getenv("DROVER_DATA_DIR") != "":
-		return getenv("DROVER_DATA_DIR")
-	case uid == 0:
-		return "/var/lib/drover"
-	case filepath.IsAbs(getenv("XDG_DATA_HOME")):
-		return filepath.Join(getenv("XDG_DATA_HOME"), "drover")
-	}
-	return filepath.Join(getenv("HOME"), ".local", "share", "drover")
-}
+func Default(getenv func(string) string, uid int) string { return login.DataDir(getenv, uid) }

@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"reflect"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"cloudnative.tw/drover/internal/login"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 )
 
@@ -36,7 +36,7 @@ func ForRoot(path string) (string, error) {
 	if content, err = clientcmd.Write(*plain); err != nil {
 		return "", err
 	}
-	return keepInMemory(content)
+	return login.KeepInMemory(content)
 }
 
 // parseInline parses a kubeconfig. It returns an error if the kubeconfig names a program, a file or a proxy.
@@ -82,25 +82,4 @@ func copyInline(config *clientcmdapi.Config) (*clientcmdapi.Config, error) {
 		plain.Contexts[name] = &clientcmdapi.Context{Cluster: c.Cluster, AuthInfo: c.AuthInfo, Namespace: c.Namespace}
 	}
 	return plain, nil
-}
-
-// keepInMemory returns the path of a file in memory, which cannot be changed. It need not be removed,
-// and plugins inherit it.
-func keepInMemory(content []byte) (string, error) {
-	fd, err := unix.MemfdCreate("kubeconfig", unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return "", fmt.Errorf("create a file in memory: %w", err)
-	}
-	for rest := content; len(rest) > 0; {
-		n, err := unix.Write(fd, rest)
-		if err != nil {
-			return "", fmt.Errorf("write a file in memory: %w", err)
-		}
-		rest = rest[n:]
-	}
-	const sealed = unix.F_SEAL_WRITE | unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sealed); err != nil {
-		return "", fmt.Errorf("protect a file in memory: %w", err)
-	}
-	return fmt.Sprintf("/proc/self/fd/%d", fd), nil
 }

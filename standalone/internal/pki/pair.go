@@ -140,19 +140,24 @@ func signCertificate(template *x509.Certificate, ca *pair) (*pair, error) {
 	if err != nil {
 		return nil, err
 	}
+	if ca == nil {
+		ca = &pair{cert: template, key: key}
+	}
+	cert, err := signKey(template, ca, &key.PublicKey)
+	return &pair{cert: cert, key: key}, err
+}
+
+// signKey creates a certificate for a public key.
+func signKey(template *x509.Certificate, ca *pair, key *ecdsa.PublicKey) (cert *x509.Certificate, err error) {
 	template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
 		return nil, err
 	}
-	if ca == nil {
-		ca = &pair{cert: template, key: key}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key.Public(), ca.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, ca.cert, key, ca.key)
 	if err != nil {
 		return nil, err
 	}
-	cert, err := x509.ParseCertificate(der)
-	return &pair{cert: cert, key: key}, err
+	return x509.ParseCertificate(der)
 }
 
 func newKey() (*ecdsa.PrivateKey, error) {

@@ -11,6 +11,9 @@
 package pki
 
 import (
+	"crypto/ecdsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -111,6 +114,27 @@ func (s *Store) Ensure() ([]string, error) {
 		changed = append(changed, serviceAccountFile)
 	}
 	return changed, nil
+}
+
+// SignUser returns a certificate of a user for the user's public key, in PEM. It is not stored, and is valid until
+// life has passed.
+func (s *Store) SignUser(subject pkix.Name, key *ecdsa.PublicKey, life time.Duration) ([]byte, error) {
+	ca, err := loadPair(filepath.Join(s.Dir, caFile))
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	now := s.Clock.Now()
+	cert, err := signKey(&x509.Certificate{
+		Subject:     subject,
+		NotBefore:   now.Add(-backdate),
+		NotAfter:    now.Add(life),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, ca, key)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of %s: %w", subject.CommonName, err)
+	}
+	return (&pair{cert: cert}).certPEM(), nil
 }
 
 func (s *Store) prepareFolder() error {

@@ -65,23 +65,23 @@ func useDataDirKubeconfig(args []string) {
 	if slices.ContainsFunc(args, isKubeconfigFlag) {
 		return
 	}
-	path := defaultKubeconfig()
-	if path == "" {
-		return
+	path, err := defaultKubeconfig()
+	if err == nil && path != "" {
+		err = os.Setenv("KUBECONFIG", path)
 	}
-	if err := os.Setenv("KUBECONFIG", path); err != nil {
-		command.Report(printable.NewWriter(os.Stderr), err)
+	if err != nil {
+		os.Exit(command.Report(printable.NewWriter(os.Stderr), err))
 	}
 }
 
 // defaultKubeconfig returns the kubeconfig of this Drover, or "" if KUBECONFIG names a
-// kubeconfig. It never falls back to ~/.kube/config: a command for a Drover that does not run
-// must not reach another cluster.
-func defaultKubeconfig() string {
+// kubeconfig. Without a Drover of its own, a user logs in at the service of the host. It never falls back to
+// ~/.kube/config: a command for a Drover that does not run must not reach another cluster.
+func defaultKubeconfig() (string, error) {
 	dir := datadir.Layout(datadir.Default(os.Getenv, os.Getuid()))
 	bypassProxy(dir) // in any case, since KUBECONFIG may name the file of this Drover, as drover up advises
 	if os.Getenv("KUBECONFIG") != "" {
-		return ""
+		return "", nil
 	}
 	path := dir.Kubeconfig()
 	_, err := os.Stat(path)
@@ -89,17 +89,20 @@ func defaultKubeconfig() string {
 		// The process stays root, since it must read the files that the command line names.
 		path, err = kubeconfig.ForRoot(path)
 	}
-	switch {
-	case err == nil:
-		return path
-	case os.Geteuid() == 0 && !errors.Is(err, fs.ErrNotExist):
-		os.Exit(command.Report(printable.NewWriter(os.Stderr), err))
+	if err == nil {
+		return path, nil
+	}
+	if os.Geteuid() == 0 && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if c := newLoginClient(); c.IsDefault(os.Getenv) {
+		return c.PersonalKubeconfig()
 	}
 	_, _ = fmt.Fprintf(printable.NewWriter(os.Stderr), "drover: no kubeconfig yet (%v): run drover up first, or set KUBECONFIG or DROVER_DATA_DIR\n", err)
 	if os.Geteuid() == 0 {
-		return os.DevNull // Before root reads the missing file, another user could create it.
+		return os.DevNull, nil // Before root reads the missing file, another user could create it.
 	}
-	return path
+	return path, nil
 }
 
 func isKubeconfigFlag(arg string) bool {

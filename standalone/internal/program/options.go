@@ -19,6 +19,7 @@ import (
 	"cloudnative.tw/drover/cmd/drover-controller/app"
 	"cloudnative.tw/drover/internal/driver/qemu"
 	"cloudnative.tw/drover/internal/leader"
+	"cloudnative.tw/drover/internal/login"
 	"cloudnative.tw/drover/standalone/internal/datadir"
 	"cloudnative.tw/drover/standalone/internal/doctor"
 	"cloudnative.tw/drover/standalone/internal/kubeconfig"
@@ -34,6 +35,7 @@ type UpOptions struct {
 	Verbosity         int
 	UnsafeNoFsync     bool
 	AllAPIs           bool
+	LoginDir          string
 	Controller        *app.Options
 	Out               io.Writer
 
@@ -80,6 +82,7 @@ func (o *UpOptions) addFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.WithoutController, "without-controller", false, "run only the API, for tests or for another controller")
 	f.IntVarP(&o.Verbosity, "verbosity", "v", 0, "verbosity of the log in DIR/logs")
 	f.StringVar(&o.storeQuota, "store-quota", "", "size that all objects of the API together may have, such as 512Mi; empty means a 32nd of the host's memory, from 64Mi to 1Gi")
+	f.StringVar(&o.LoginDir, "login-dir", "", "folder in which members of group drover log in: its socket and their kubeconfig (default /run/drover for root with data dir /var/lib/drover)")
 	f.BoolVar(&o.UnsafeNoFsync, "unsafe-no-fsync", false, "do not wait for the disk: for tests only, a crash of the host loses data")
 	f.BoolVar(&o.AllAPIs, "all-apis", false, "serve also the APIs about pods on nodes, though nothing here acts on them: for tests that apply manifests of clusters")
 	_ = f.MarkHidden("unsafe-no-fsync")
@@ -104,10 +107,28 @@ func (o *UpOptions) completeFlags(cmd *cobra.Command) error {
 		return err
 	}
 	o.UseDataDir(datadir.Layout(dir))
+	if err := o.completeLogin(cmd.Flags().Changed("login-dir"), dir); err != nil {
+		return err
+	}
 	if _, err := o.StoreQuota(); err != nil {
 		return err
 	}
 	return o.Controller.Validate()
+}
+
+// completeLogin lets users log in at the Drover in root's usual data dir. Only root can answer who a user is.
+func (o *UpOptions) completeLogin(isChosen bool, dataDir string) error {
+	noVariables := func(string) string { return "" }
+	switch isRoot := os.Geteuid() == 0; {
+	case !isChosen && isRoot && dataDir == datadir.Default(noVariables, 0):
+		o.LoginDir = login.Dir(noVariables)
+	case o.LoginDir == "":
+	case !isRoot:
+		return fmt.Errorf("--login-dir is %s: only root lets users of the host log in", o.LoginDir)
+	case !filepath.IsAbs(o.LoginDir):
+		return fmt.Errorf("--login-dir is %q: it must be an absolute path", o.LoginDir)
+	}
+	return nil
 }
 
 // RequestedPort returns the port that the user has asked for, if any.
@@ -156,7 +177,7 @@ func settingsOf(h *doctor.Host) (doctor.Settings, error) {
 // bypassProxy makes this process connect to the API of a data dir without a proxy, if the kubeconfig of the API exists.
 func bypassProxy(dir datadir.Layout) {
 	if config, err := kubeconfig.Read(dir.Kubeconfig()); err == nil {
-		_ = kubeconfig.BypassProxy(config.Host) // after an error, a request fails with a better error
+		_ = login.BypassProxy(config.Host) // after an error, a request fails with a better error
 	}
 }
 

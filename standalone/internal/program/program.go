@@ -70,7 +70,7 @@ process, and runs a server for every VirtualMachine that is applied to it.`,
 	root.SetErr(printable.NewWriter(os.Stderr))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages |", "FlagUsagesWrapped 80 |"))
-	root.AddCommand(p.newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), p.newVersionCommand())
+	root.AddCommand(p.newUpCommand(), newPurgeCommand(), newMachinesCommand(), newKubectlCommand(), newLoginCommand(), p.newVersionCommand())
 	root.AddCommand(command.Program{Version: p.Version, Clock: clock.RealClock{}, Settings: settingsOf, AddDataDirFlag: addDataDirFlag}.Commands()...)
 	return root
 }

@@ -1,7 +1,7 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package kubeconfig
+package login
 
 import (
 	"cmp"
