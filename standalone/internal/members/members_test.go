@@ -15,9 +15,11 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"cloudnative.tw/drover/internal/machine/accounts"
 	"cloudnative.tw/drover/test/assert"
@@ -80,7 +82,14 @@ func newFakeDirectory(names ...string) *fakeDirectory {
 }
 
 func newServer(d *fakeDirectory, objects ...client.Object) *Server {
-	return &Server{Directory: d, Client: fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()}
+	builder := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{List: listByRaw})
+	return &Server{Directory: d, Client: builder.Build()}
+}
+
+// listByRaw lists by the field Raw of the options, as a real client does and the fake one does not.
+func listByRaw(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+	selector, err := labels.Parse((&client.ListOptions{}).ApplyOptions(options).AsListOptions().LabelSelector)
+	return errors.Join(err, c.List(ctx, list, client.MatchingLabelsSelector{Selector: selector}))
 }
 
 func TestFindMember(t *testing.T) {

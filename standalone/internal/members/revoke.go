@@ -44,9 +44,6 @@ func (s *Server) compareRights(ctx context.Context) error {
 	return errors.Join(c.compareNamespaces(ctx), c.compareBindings(ctx), c.removeAgents(ctx))
 }
 
-// fromCache lists from the memory of kube-apiserver.
-var fromCache = &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}
-
 func (c *comparison) compareNamespaces(ctx context.Context) error {
 	var all corev1.NamespaceList
 	if err := c.listObjects(ctx, &all, client.HasLabels{uidLabel}); err != nil {
@@ -177,8 +174,10 @@ func (c *comparison) removeAgents(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// listObjects lists from the memory of kube-apiserver. Each call has options of its own, since the client changes Raw.
 func (c *comparison) listObjects(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	return c.Client.List(ctx, list, append(options, fromCache)...)
+	fromMemory := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}
+	return c.Client.List(ctx, list, append(options, fromMemory)...)
 }
