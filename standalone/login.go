@@ -41,7 +41,7 @@ func loginComponent(dir string, plane *controlplane.Config) (supervisor.Componen
 }
 
 // commandOfClients returns the program that clients run to log in: the path by which this one was started, if it was a
-// full path, since a small program may have started this one under its own path.
+// full path, since a small program may have started this one, and passes its path.
 func commandOfClients() (string, error) {
 	if filepath.IsAbs(os.Args[0]) {
 		return os.Args[0], nil

@@ -100,7 +100,7 @@ func (c *Client) IsOffered() bool {
 	return err == nil && os.Geteuid() != 0
 }
 
-// IsDefault reports whether commands of a user use the service, since the user named no other cluster and has no Drover.
+// IsDefault reports whether commands of a user use the service, since the user did not name another cluster and lacks a data dir.
 func (c *Client) IsDefault(getenv func(string) string) bool {
 	_, err := os.Stat(filepath.Join(DataDir(getenv, os.Getuid()), "kubeconfig"))
 	return getenv("KUBECONFIG") == "" && getenv("DROVER_DATA_DIR") == "" && errors.Is(err, fs.ErrNotExist) && c.IsOffered()

@@ -27,13 +27,13 @@ func Dir(getenv func(string) string) string { return cmp.Or(getenv(dirEnv), defa
 // SocketPath returns the socket on which the service signs certificates.
 func SocketPath(dir string) string { return filepath.Join(dir, "login.sock") }
 
-// KubeconfigPath returns the kubeconfig for all users, which has no secret.
+// KubeconfigPath returns the kubeconfig for all users, which does not contain secrets.
 func KubeconfigPath(dir string) string { return filepath.Join(dir, "kubeconfig") }
 
 // MaxRequest bounds a request, which is a certificate request (PKCS #10) in DER, up to the end of the stream.
 const MaxRequest = 4 << 10
 
-// Answer is what the service answers, in JSON.
+// Answer is the answer of the service, in JSON.
 type Answer struct {
 	// Certificate is in PEM. The organizational unit of its subject is the user's namespace.
 	Certificate string `json:"certificate,omitempty"`

@@ -107,14 +107,14 @@ func TestCache(t *testing.T) {
 		before func(t *testing.T, s *service)
 		logins int32
 	}{
-		"the same hour":          {func(*testing.T, *service) {}, 1},
-		"five minutes remain":    {func(_ *testing.T, s *service) { s.clock.Step(56 * time.Minute) }, 2},
-		"another authority":      {func(t *testing.T, s *service) { s.replaceAuthority(t) }, 2}, //nolint:thelper // a step
-		"no folder":              {func(_ *testing.T, s *service) { s.RuntimeDir = "" }, 2},
-		"an open folder":         {func(t *testing.T, s *service) { assert.NoError(t, os.Chmod(s.RuntimeDir, 0o777)) }, 2},                   //nolint:thelper // a step
-		"another user's folder":  {func(t *testing.T, s *service) { assert.NoError(t, os.Chown(s.RuntimeDir, 1, 1)) }, 2},                    //nolint:thelper // a step
-		"an open file":           {func(t *testing.T, s *service) { assert.NoError(t, os.Chmod(s.cachePath(), 0o644)) }, 2},                  //nolint:thelper // a step
-		"a damaged file":         {func(t *testing.T, s *service) { assert.NoError(t, os.WriteFile(s.cachePath(), []byte("x"), 0o600)) }, 2}, //nolint:thelper // a step
+		"the same hour":         {func(*testing.T, *service) {}, 1},
+		"five minutes remain":   {func(_ *testing.T, s *service) { s.clock.Step(56 * time.Minute) }, 2},
+		"another authority":     {func(t *testing.T, s *service) { s.replaceAuthority(t) }, 2}, //nolint:thelper // a step
+		"no folder":             {func(_ *testing.T, s *service) { s.RuntimeDir = "" }, 2},
+		"an open folder":        {func(t *testing.T, s *service) { assert.NoError(t, os.Chmod(s.RuntimeDir, 0o777)) }, 2},                   //nolint:thelper // a step
+		"another user's folder": {func(t *testing.T, s *service) { assert.NoError(t, os.Chown(s.RuntimeDir, 1, 1)) }, 2},                    //nolint:thelper // a step
+		"an open file":          {func(t *testing.T, s *service) { assert.NoError(t, os.Chmod(s.cachePath(), 0o644)) }, 2},                  //nolint:thelper // a step
+		"a damaged file":        {func(t *testing.T, s *service) { assert.NoError(t, os.WriteFile(s.cachePath(), []byte("x"), 0o600)) }, 2}, //nolint:thelper // a step
 		"a link": {func(t *testing.T, s *service) {
 			assert.NoError(t, errors.Join(os.Rename(s.cachePath(), s.cachePath()+"2"), os.Symlink(s.cachePath()+"2", s.cachePath())))
 		}, 2}, //nolint:thelper // a step

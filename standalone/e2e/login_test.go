@@ -30,7 +30,7 @@ const (
 	groupID = 2100065809
 )
 
-// loginHost is a drover up that believes in users of its own.
+// loginHost is a drover up that sees additional users.
 type loginHost struct {
 	*framework.Cluster
 	dir, program, group string
@@ -43,7 +43,6 @@ func newLoginHost(t *testing.T) *loginHost {
 	h := &loginHost{dir: filepath.Join(public, "login"), program: framework.PublicProgram(t, droverBinary(t)), group: filepath.Join(public, "group")}
 	passwd, script := filepath.Join(public, "passwd"), filepath.Join(public, "up")
 	users := fmt.Sprintf("ann:x:%d:%d::/:/bin/sh\nbob:x:%d:%d::/:/bin/sh\n", annID, annID, bobID, bobID)
-	// No shell variable here, since the paths are the test's own.
 	commands := fmt.Sprintf("mount --bind %s /etc/passwd && mount --bind %s /etc/group && exec \"$0\" \"$@\"", passwd, h.group)
 	assert.NoError(t, errors.Join(
 		os.WriteFile(passwd, []byte(framework.ReadFile(t, "/etc/passwd")+users), 0o600), os.Chmod(passwd, 0o644),

@@ -28,7 +28,7 @@ const (
 	selfRole      = "drover-self"
 )
 
-// grantAccess gives a member a namespace of its own and its rights there. It is repeatable, and writes only what differs.
+// grantAccess gives a member a separate namespace and its rights there. It is repeatable, and writes only what differs.
 func (s *Server) grantAccess(ctx context.Context, m member) error {
 	again := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	return retry.OnError(retry.DefaultRetry, again, func() error { return s.tryGrant(ctx, m) })
@@ -58,8 +58,8 @@ func (s *Server) tryGrant(ctx context.Context, m member) error {
 	return s.ensureBinding(ctx, m, editBinding, "ClusterRole", editRole, user, agents)
 }
 
-// selfRules are what a user may do besides editing VirtualMachines: see why something happened and what is left, and
-// make tokens for programs.
+// selfRules are a user's rights besides editing VirtualMachines: to read events and quotas, and to make tokens for
+// programs.
 func selfRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"events", "resourcequotas"}, Verbs: []string{"get", "list", "watch"}},

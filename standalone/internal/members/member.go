@@ -63,8 +63,8 @@ func (s *Server) findMember(uid uint32) (member, error) {
 	if err != nil {
 		return member{}, err
 	}
-	is, err := s.isInGroup(named)
-	if err == nil && (!is || named.ID != uid) {
+	isMember, err := s.isInGroup(named)
+	if err == nil && (!isMember || named.ID != uid) {
 		err = refuse("user %s (%d) is not in group %s: have root run adduser %s %s", found.Name, uid, login.Group, found.Name, login.Group)
 	}
 	return member{found.Name, uid}, err

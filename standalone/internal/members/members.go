@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package members gives users of the host who are in group drover access to the API: a certificate of an hour, and
-// the right to edit VirtualMachines in a namespace of their own. Users who left the group lose both.
+// the right to edit VirtualMachines in a separate namespace for each. Users who left the group lose both.
 //
 // Start with Server.Run. serve.go answers a login, grant.go gives access, and revoke.go takes it. The client is
 // internal/login.
@@ -105,7 +105,7 @@ func (s *Server) tryListen(ctx context.Context) *net.UnixListener {
 	if text := err.Error(); text != s.listenProblem {
 		s.listenProblem = text
 		if errors.Is(err, accounts.ErrUnknown) {
-			klog.FromContext(ctx).Info("Users of this host cannot log in, since it has no group drover")
+			klog.FromContext(ctx).Info("Users of this host cannot log in, since it lacks group drover")
 		} else {
 			klog.FromContext(ctx).Error(err, "Users of this host cannot log in, will try again", "dir", s.Dir)
 		}

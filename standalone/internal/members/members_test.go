@@ -150,7 +150,7 @@ func TestGrantAccess(t *testing.T) {
 		says  string
 	}{
 		"nothing yet":        {},
-		"its own":            {there: newNamespace("user-ann", "1001", "ann")},
+		"of this user":       {there: newNamespace("user-ann", "1001", "ann")},
 		"root gave it":       {there: newNamespace("user-ann", "1001", "")},
 		"of another ID":      {there: newNamespace("user-ann", "1000", "ann"), says: "namespace user-ann belongs to user ID 1000, and user ann has ID 1001: root can give it to ann (sudo drover kubectl label --overwrite namespace user-ann cloudnative.tw/unix-uid=1001)"},
 		"of root":            {there: newNamespace("user-ann", "", ""), says: "namespace user-ann was not made for a user of the host"},
@@ -246,8 +246,8 @@ func TestRightsComeBack(t *testing.T) {
 	d := newFakeDirectory("ann")
 	s := newServer(d, rightsByRoot()...)
 	assert.NoError(t, s.grantAccess(t.Context(), member{"ann", 1001}))
-	for _, is := range []bool{false, true} {
-		d.members["ann"] = is
+	for _, isMember := range []bool{false, true} {
+		d.members["ann"] = isMember
 		assert.NoError(t, s.compareRights(t.Context()))
 	}
 	assert.Equal(t, "rights", subjectsOf(t, s), "/wide: group; user-ann/drover-login: unix:ann agents; user-ann/drover-self: unix:ann")

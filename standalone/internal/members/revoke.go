@@ -22,7 +22,7 @@ import (
 // comparison is one comparison of all rights with the host's users.
 type comparison struct {
 	*Server
-	// standings has what is known of users, by name.
+	// standings caches the standing of each user, by name.
 	standings map[string]standing
 	// owners has the users with a namespace, by name, and whether it is theirs: another user may have had the name.
 	owners map[string]bool
@@ -99,8 +99,8 @@ func (c *comparison) askStanding(name string) standing {
 	if err != nil {
 		return standing{err: fmt.Errorf("user %s: %w", name, err)}
 	}
-	is, err := c.isInGroup(found)
-	return standing{found.ID, is, err}
+	isMember, err := c.isInGroup(found)
+	return standing{found.ID, isMember, err}
 }
 
 // compareBindings removes users who left the group from all bindings.
@@ -152,7 +152,7 @@ func (c *comparison) hasLeft(subject rbacv1.Subject, namespace string) bool {
 	return false
 }
 
-// hasUserLeft reports whether a user has no right to a binding in a namespace.
+// hasUserLeft reports whether a user must lose a binding in a namespace.
 func (c *comparison) hasUserLeft(name, namespace string) bool {
 	now := c.findStanding(name)
 	if now.err != nil {
@@ -174,7 +174,7 @@ func (c *comparison) removeAgents(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// listObjects lists from the memory of kube-apiserver. Each call has options of its own, since the client changes Raw.
+// listObjects lists from the memory of kube-apiserver. Each call makes its options, since the client changes Raw.
 func (c *comparison) listObjects(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

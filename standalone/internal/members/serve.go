@@ -159,7 +159,7 @@ type shares struct {
 	users map[uint32]int
 }
 
-// take reserves a connection for a user, unless all or the user's own are taken.
+// take reserves a connection for a user, unless all are taken, or as many as one user may have.
 func (s *shares) take(uid uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -75,7 +75,7 @@ func useDataDirKubeconfig(args []string) {
 }
 
 // defaultKubeconfig returns the kubeconfig of this Drover, or "" if KUBECONFIG names a
-// kubeconfig. Without a Drover of its own, a user logs in at the service of the host. It never falls back to
+// kubeconfig. A user without a data dir logs in at the service of the host. It never falls back to
 // ~/.kube/config: a command for a Drover that does not run must not reach another cluster.
 func defaultKubeconfig() (string, error) {
 	dir := datadir.Layout(datadir.Default(os.Getenv, os.Getuid()))
