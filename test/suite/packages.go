@@ -94,6 +94,7 @@ var packages = []testPackage{
 	{"internal/machine/memory", cached, 32},
 	{"internal/machine/output", cached, 32},
 	{"internal/driver/qemu/addresses", cached, 32},
+	{"internal/driver/qemu/shares", cached, 32},
 	{"internal/policy", cached, 32},
 	{"internal/policy/decisions", cached, 32},
 	{"standalone/internal/command", cached, 32},

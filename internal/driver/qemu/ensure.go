@@ -347,7 +347,7 @@ func (c *convergence) adjustMachine(ctx context.Context, next step) error {
 	case stepPause:
 		return c.inst.SupervisorCalls().Pause(ctx)
 	case stepGroup:
-		return c.inst.RestoreGroup()
+		return instance.RestoreGroup(c.inst)
 	default:
 		return c.inst.ResumeGuest(ctx)
 	}
@@ -393,7 +393,7 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
-	case s.LacksGroup():
+	case instance.LacksGroup(s):
 		return stepGroup
 	case s.Edge().NeedsChange(): // last, since it may fail for as long as another program has one
 		return stepNetwork

@@ -176,7 +176,7 @@ func (inst *Instance) describeRun(out *driver.Server) {
 		needsEnsure = edge.NeedsEgress // even during a stop, since a guest may take any time to stop
 	}
 	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained &&
-		(inst.edge.isKnown && needsEnsure() || inst.Stop == nil && inst.LacksGroup())
+		(inst.edge.isKnown && needsEnsure() || inst.Stop == nil && LacksGroup(inst))
 	for _, f := range inst.Forwards {
 		if !inst.edge.servesPort(f) {
 			continue

@@ -13,8 +13,8 @@ import (
 	"cloudnative.tw/drover/internal/machine/proc"
 )
 
-// findShares returns what the host has for machines, and what this cluster's machines have of it, released ones included. It
-// leaves out machines whose record cannot be read.
+// findShares returns the resources that the host has for machines, and the claims of this cluster's machines, released ones
+// included. It leaves out machines whose record cannot be read.
 func (h *Host) findShares() (shares.Amounts, []shares.Claim, error) {
 	whole := shares.Amounts{shares.Memory: h.machineMemory(), shares.CPU: int64(runtime.NumCPU()) * 1000 * shares.CPUOvercommit}
 	if capacity, err := h.Disks.FindCapacity(); err == nil {
@@ -24,7 +24,7 @@ func (h *Host) findShares() (shares.Amounts, []shares.Claim, error) {
 	claims := make([]shares.Claim, 0, len(instances))
 	for _, inst := range instances {
 		if s, err := inst.Load(); err == nil && s.ClusterID == h.ClusterID {
-			claims = append(claims, shares.Claim{UID: s.UID, Namespace: s.Namespace, Amounts: s.amounts()})
+			claims = append(claims, shares.Claim{UID: s.UID, Namespace: s.Namespace, Amounts: amountsOf(s)})
 		}
 	}
 	return whole, claims, err
@@ -45,9 +45,9 @@ func (h *Host) machineMemory() int64 {
 	return max(0, total)
 }
 
-// amounts returns what the machine has: memory and CPUs if it runs, and its disks. A machine whose run lock cannot be read
+// amountsOf returns the resources of a machine: memory and CPUs if it runs, and its disks. A machine whose run lock cannot be read
 // counts as one that runs.
-func (inst *Instance) amounts() shares.Amounts {
+func amountsOf(inst *Instance) shares.Amounts {
 	has := shares.Amounts{shares.Disk: DiskBytes(inst.Record)}
 	if on, err := inst.Machine.IsRunning(); on || err != nil {
 		has[shares.Memory] = inst.Settings.MemoryBytes + memory.OverheadOf(inst.Accelerator)

@@ -439,7 +439,7 @@ func (s *start) makeGroup(ctx context.Context) {
 	if inst.CPUGroup == "" {
 		return
 	}
-	if err := inst.addGroup(); err != nil {
+	if err := addGroup(inst); err != nil {
 		s.host.RemoveGroup(ctx, inst.CPUGroup)
 		inst.CPUGroup = ""
 		s.noteWholeCPUs(err)
@@ -447,7 +447,7 @@ func (s *start) makeGroup(ctx context.Context) {
 }
 
 // addGroup makes the run's control group, if it is missing, and writes its settings.
-func (inst *Instance) addGroup() error {
+func addGroup(inst *Instance) error {
 	g, err := inst.Host.FindGroups()
 	if err != nil {
 		return err
@@ -456,7 +456,7 @@ func (inst *Instance) addGroup() error {
 }
 
 // LacksGroup reports whether the run's control group has lost its settings.
-func (inst *Instance) LacksGroup() bool {
+func LacksGroup(inst *Instance) bool {
 	if inst.CPUGroup == "" || inst.Phase != record.PhaseOn {
 		return false
 	}
@@ -465,8 +465,8 @@ func (inst *Instance) LacksGroup() bool {
 }
 
 // RestoreGroup writes the settings of the run's control group again.
-func (inst *Instance) RestoreGroup() error {
-	if err := inst.addGroup(); err != nil {
+func RestoreGroup(inst *Instance) error {
+	if err := addGroup(inst); err != nil {
 		return driver.Errorf(driver.ErrRetry, "its CPU time is not limited: %w", err)
 	}
 	return nil

@@ -17,7 +17,7 @@ import (
 // may be more than the host's, since the kernel divides time between those that are busy.
 const CPUOvercommit = 10
 
-// Limit is the share of each namespace in a resource: a part of the host's, or an amount. The zero value is no limit.
+// Limit is the share of each namespace in a resource: a part of the host's, or an amount. The zero value limits nothing.
 type Limit struct {
 	text            string // of the flag
 	percent, amount int64
@@ -26,7 +26,7 @@ type Limit struct {
 // Limits are the shares of each namespace.
 type Limits [resources]Limit
 
-// ParseLimits parses the values of the flags. An empty value is no limit.
+// ParseLimits parses the values of the flags. An empty value limits nothing.
 func ParseLimits(memory, cpus, disk string) (limits Limits, err error) {
 	for r, text := range [resources]string{Memory: memory, CPU: cpus, Disk: disk} {
 		about := descriptions[r]
@@ -62,7 +62,7 @@ func parseLimit(text string, valueOf func(*resource.Quantity) int64) (Limit, err
 	return Limit{text: text, amount: valueOf(&q)}, nil
 }
 
-// shareOf returns the amount of a limit, or zero for no limit. A part of an unknown whole is no limit.
+// shareOf returns the amount of a limit, or zero without a limit. A part of an unknown whole limits nothing.
 func (l Limit) shareOf(whole int64) int64 {
 	if l.percent == 0 {
 		return l.amount

@@ -39,7 +39,7 @@ func (a *Amounts) raise(to Amounts) {
 	}
 }
 
-// Claim is what a machine has, or asks for: memory and CPUs if it runs, and disks.
+// Claim has the resources that a machine has, or asks for: memory and CPUs if it runs, and disks.
 type Claim struct {
 	UID       types.UID
 	Namespace string
@@ -49,7 +49,7 @@ type Claim struct {
 // Account admits the claims of machines to the shares of their namespaces.
 type Account struct {
 	Limits Limits
-	// Find returns what the host has of each resource, zero where that is unknown, and what its machines have.
+	// Find returns the amounts of the host, zero where that is unknown, and the claims of its machines.
 	Find func() (whole Amounts, machines []Claim, err error)
 
 	mu sync.Mutex
@@ -83,7 +83,7 @@ func (a *Account) Take(want Claim) error {
 	return nil
 }
 
-// Release ends the reservations of a machine, which Find returns from now on if it has what it claimed.
+// Release ends the reservations of a machine. From now on Find returns the resources that the machine has got.
 func (a *Account) Release(uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
