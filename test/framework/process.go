@@ -200,7 +200,7 @@ const (
 // RunCommand runs a program to its end and returns what it printed.
 func RunCommand(t testing.TB, within time.Duration, env []string, name string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), within) // it also runs at the end of a test
 	defer cancel()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)

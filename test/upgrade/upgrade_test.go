@@ -152,7 +152,7 @@ type kept struct {
 func (h *host) makeMachines(t *testing.T, image string) *kept {
 	t.Helper()
 	k := &kept{vms: map[string]*api.VirtualMachine{}, had: map[string]machine{}, phases: map[string]api.Phase{
-		"running": api.PhaseActive, "paused": api.PhasePaused, "stopped": api.PhaseStopped, "crashed": api.PhaseStopped,
+		"running": api.PhaseActive, "paused": api.PhasePaused, "stopped": api.PhaseStopped, "crashed": api.PhaseFailed,
 		"released": api.PhaseActive, "simulated": api.PhaseActive, "mandatory": api.PhaseActive,
 	}}
 	for name := range k.phases {
