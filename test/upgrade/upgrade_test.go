@@ -32,8 +32,8 @@ type host struct {
 	dir, images   string
 	present, next string
 	running       *framework.Cluster
-	// released are the QEMUs of released servers, which no purge ends.
-	released []int
+	// released is the ID of the released server, which no purge removes.
+	released string
 }
 
 // start starts a version of Drover. The one before was stopped or killed.
@@ -185,7 +185,7 @@ func (h *host) makeMachines(t *testing.T, image string) *kept {
 	for name, vm := range k.vms {
 		k.had[name] = h.machine(t, vm)
 	}
-	h.released = append(h.released, h.processOf(t, k.vms["released"]))
+	h.released = k.had["released"].ID
 	return k
 }
 
@@ -313,8 +313,8 @@ func (h *host) end(t *testing.T) {
 		t.Logf("drover up printed:\n%s", h.running.Output())
 	}
 	_ = h.running.Kill()
-	for _, pid := range h.released {
-		assert.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	if h.released != "" {
+		framework.MustRunCommand(t, framework.CommandTimeout, nil, h.next, "retained", "delete", h.released, "--data-dir", h.dir, "--yes")
 	}
 	framework.MustRunCommand(t, framework.CommandTimeout, nil, h.next, "purge", "--data-dir", h.dir, "--yes", "--data")
 }
