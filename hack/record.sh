@@ -52,5 +52,6 @@ type_and_run "drover vm delete web --yes"
 sleep 3
 EOF
 chmod +x "${work}/session"
-KUBECONFIG="${work}/data/kubeconfig" PATH="${PWD}/bin:${PATH}" \
-	termtosvg docs/first.svg --screen-geometry 92x24 --template gjm8 --min-frame-duration 50 --command "${work}/session"
+# termtosvg stops at the end of its input, so it gets a terminal.
+KUBECONFIG="${work}/data/kubeconfig" PATH="${PWD}/bin:${PATH}" script --quiet --return --command \
+	"termtosvg docs/first.svg --screen-geometry 92x24 --template gjm8 --min-frame-duration 150 --command ${work}/session" /dev/null
