@@ -154,7 +154,7 @@ func TestObtainFails(t *testing.T) {
 	assert.ErrorSays(t, "of the service", assert.ErrorOf(s.Obtain()), "user ann is not in group drover")
 	assert.NoError(t, os.Remove(SocketPath(s.Dir)))
 	assert.ErrorSays(t, "without a service", assert.ErrorOf(s.Obtain()), "the Drover service of this host does not answer")
-	assert.NoError(t, os.Chmod(KubeconfigPath(s.Dir), 0o666)) //nolint:gosec // what is refused
+	assert.NoError(t, os.Chmod(KubeconfigPath(s.Dir), 0o666))
 	assert.ErrorSays(t, "of a file of others", assert.ErrorOf(s.Obtain()), "only root may be able to write it")
 	assert.NoError(t, os.Remove(KubeconfigPath(s.Dir)))
 	assert.ErrorSays(t, "without a file", assert.ErrorOf(s.Obtain()), "no Drover service lets users of this host log in")

@@ -393,9 +393,16 @@ func nextStep(s *instance.Instance, spec driver.ServerSpec) step {
 		return stepPause
 	case spec.Power == driver.PowerOn && s.IsPaused():
 		return stepResume
+	}
+	return nextRepair(s)
+}
+
+// nextRepair returns the step that restores the control group or the network of a run that is otherwise as its spec says.
+func nextRepair(s *instance.Instance) step {
+	switch {
 	case instance.LacksGroup(s):
 		return stepGroup
-	case s.Edge().NeedsChange(): // last, since it may fail for as long as another program has one
+	case s.Edge().NeedsChange(): // last, since it may fail for as long as another program has a port
 		return stepNetwork
 	}
 	return stepNone

@@ -170,13 +170,7 @@ func (inst *Instance) describeRun(out *driver.Server) {
 	if inst.Address.IsValid() { // not in the record of a version without networks
 		out.Addresses = append(out.Addresses, inst.Address.Addr().String())
 	}
-	edge := inst.Edge()
-	needsEnsure := edge.NeedsChange
-	if inst.Stop != nil {
-		needsEnsure = edge.NeedsEgress // even during a stop, since a guest may take any time to stop
-	}
-	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained &&
-		(inst.edge.isKnown && needsEnsure() || inst.Stop == nil && LacksGroup(inst))
+	out.NeedsEnsure = inst.Phase == record.PhaseOn && !inst.Retained && needsEnsure(inst)
 	for _, f := range inst.Forwards {
 		if !inst.edge.servesPort(f) {
 			continue
@@ -190,6 +184,16 @@ func (inst *Instance) describeRun(out *driver.Server) {
 			out.Addresses = append(out.Addresses, address)
 		}
 	}
+}
+
+// needsEnsure reports whether the network or the control group of a run has to change. The egress changes even during a
+// stop, since a guest may take any time to stop.
+func needsEnsure(inst *Instance) bool {
+	edge := inst.Edge()
+	if inst.Stop != nil {
+		return inst.edge.isKnown && edge.NeedsEgress()
+	}
+	return inst.edge.isKnown && edge.NeedsChange() || LacksGroup(inst)
 }
 
 // unpublishedPorts returns the ports that only the image declares.
