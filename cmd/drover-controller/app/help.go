@@ -18,7 +18,7 @@ var flagGroups = []struct {
 	heading string
 	flags   []string
 }{
-	{"API server", []string{"data-dir", "bind-address", "port", "without-controller", "store-quota", "all-apis", "unsafe-no-fsync", "kubeconfig"}},
+	{"API server", []string{"data-dir", "bind-address", "port", "without-controller", "store-quota", "all-apis", "login-dir", "unsafe-no-fsync", "kubeconfig"}},
 	{"Drivers", []string{"vm-driver"}},
 	{"Driver docker", []string{"docker-"}},
 	{"Driver qemu", []string{"qemu-", "image-"}},

@@ -16,7 +16,7 @@ import (
 func newLoginCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "login",
-		Short: "Log in at the Drover service of this host, as a member of group drover",
+		Short: "Log in at this host's Drover service",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return login.Run(newLoginClient(), os.Getenv, cmd.OutOrStdout())
