@@ -209,7 +209,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 	fd := 9
 	next := func() int { fd++; return fd - 1 }
 	c := launch.MachineConfig{
-		UUID: "0c6f2f4a-0000-4000-8000-000000000000", ID: "plain", Type: "pc-q35-7.2", Accel: launch.AccelTCG, CPUs: 1, MemoryBytes: 64 << 20,
+		UUID: "0c6f2f4a-0000-4000-8000-000000000000", MAC: "52:54:00:12:34:56", ID: "plain", Type: "pc-q35-7.2", Accel: launch.AccelTCG, CPUs: 1, MemoryBytes: 64 << 20,
 		Volumes: []launch.Volume{{Name: "plain", Drive: launch.Drive{FD: next()}}, {Name: "data", Drive: launch.Drive{FD: next(), ReadOnly: true}}},
 		Kernel:  &launch.Kernel{FD: next()}, SeedFD: next(),
 	}
@@ -233,7 +233,7 @@ func expectedShapes(t *testing.T, x choices) []string {
 
 // In options with commas and in JSON, what depends on the spec, or is a descriptor.
 var (
-	inOption = regexp.MustCompile(`^(fd|set|addr.str|logfile)=(/dev/fdset/\d+|\d+)$|^(drover-[a-z0-9]+|[0-9a-f-]{36}|\d+M?|/proc/self/fd/\d+)$`)
+	inOption = regexp.MustCompile(`^(fd|set|addr.str|logfile)=(/dev/fdset/\d+|\d+)$|^(drover-[a-z0-9-]+|[0-9a-f-]{36}|\d+M?|/proc/self/fd/\d+)$`)
 	inJSON   = regexp.MustCompile(`^(/dev/fdset/\d+|52:54(:[0-9a-f]{2}){4}|(disk-)?volume-[a-z0-9-]{1,20}|[a-z0-9-]{1,20})$`)
 )
 
