@@ -37,7 +37,7 @@ func decode(t *testing.T, args []string, flag, mentions string) map[string]any {
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	m := MachineConfig{
-		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
+		UUID: "0c6f2f4a-0000-4000-8000-000000000001", MAC: "52:54:00:12:34:56", ID: "0123456789abcdef", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 3, MemoryBytes: 4e9,
 		Root: &Drive{FD: 9, Backing: &Layer{FD: 10, Format: formatQcow2}},
 	}
 	args := m.arguments()
@@ -163,7 +163,7 @@ func TestSeedSerial(t *testing.T) {
 // plainConfig describes a machine with everything that a machine can have.
 func plainConfig() MachineConfig {
 	return MachineConfig{
-		UUID: "0c6f2f4a-0000-4000-8000-000000000001", ID: "x", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
+		UUID: "0c6f2f4a-0000-4000-8000-000000000001", MAC: "52:54:00:12:34:56", ID: "x", Type: "pc-q35-7.2", Accel: AccelTCG, CPUs: 1, MemoryBytes: 16 << 20,
 		Root:    &Drive{FD: firstFD, Backing: &Layer{FD: firstFD + 1, Format: formatRaw}},
 		Volumes: []Volume{{"x", Drive{FD: firstFD + 2}}},
 		Kernel:  &Kernel{FD: firstFD + 3, InitrdFD: firstFD + 4, Cmdline: "x"},
