@@ -10,14 +10,10 @@ import (
 	"net"
 	"os"
 	"syscall"
-	"time"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/login"
 )
-
-// dialWithin bounds the question whether another process serves the socket.
-const dialWithin = 2 * time.Second
 
 // listen opens the socket for group drover, and writes the kubeconfig that leads to it.
 func (s *Server) listen() (*net.UnixListener, error) {
@@ -37,7 +33,7 @@ func (s *Server) listen() (*net.UnixListener, error) {
 		return nil, err
 	}
 	// Without the right to change owners, the kernel allows a group that this process is in.
-	if err := errors.Join(os.Chown(path, -1, int(group.ID)), os.Chmod(path, 0o660), s.writeKubeconfig()); err != nil {
+	if err := errors.Join(os.Chown(path, -1, int(group.ID)), os.Chmod(path, 0o660), s.writeKubeconfig()); err != nil { //nolint:gosec // for the group
 		return nil, errors.Join(err, s.closeListener(listener))
 	}
 	return listener, nil
@@ -62,7 +58,7 @@ func prepareFolder(dir string) error {
 
 // removeStale removes the socket of a process that was killed.
 func removeStale(path string) error {
-	conn, err := net.DialTimeout("unix", path, dialWithin)
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err == nil {
 		return errors.Join(fmt.Errorf("--login-dir: another drover up serves %s", path), conn.Close())
 	}

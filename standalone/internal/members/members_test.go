@@ -75,7 +75,7 @@ func (d *fakeDirectory) GroupsOf(u accounts.User) ([]uint32, error) {
 func newFakeDirectory(names ...string) *fakeDirectory {
 	d := &fakeDirectory{users: map[string]accounts.User{}, members: map[string]bool{}, failing: map[string]bool{}}
 	for i, name := range names {
-		d.users[name] = accounts.User{Name: name, ID: uint32(1001 + i), GroupID: uint32(1001 + i)} //nolint:gosec // a few
+		d.users[name] = accounts.User{Name: name, ID: uint32(1001 + i), GroupID: uint32(1001 + i)}
 		d.members[name] = true
 	}
 	return d
@@ -150,11 +150,11 @@ func TestGrantAccess(t *testing.T) {
 		says  string
 	}{
 		"nothing yet":        {},
-		"of this user":       {there: newNamespace("user-ann", "1001", "ann")},
-		"root gave it":       {there: newNamespace("user-ann", "1001", "")},
-		"of another ID":      {there: newNamespace("user-ann", "1000", "ann"), says: "namespace user-ann belongs to user ID 1000, and user ann has ID 1001: root can give it to ann (sudo drover kubectl label --overwrite namespace user-ann cloudnative.tw/unix-uid=1001)"},
-		"of root":            {there: newNamespace("user-ann", "", ""), says: "namespace user-ann was not made for a user of the host"},
-		"it is being erased": {there: deleted(newNamespace("user-ann", "1001", "ann")), says: "namespace user-ann is being deleted"},
+		"of this user":       {there: newNamespace("1001", "ann")},
+		"root gave it":       {there: newNamespace("1001", "")},
+		"of another ID":      {there: newNamespace("1000", "ann"), says: "namespace user-ann belongs to user ID 1000, and user ann has ID 1001: root can give it to ann (sudo drover kubectl label --overwrite namespace user-ann cloudnative.tw/unix-uid=1001)"},
+		"of root":            {there: newNamespace("", ""), says: "namespace user-ann was not made for a user of the host"},
+		"it is being erased": {there: deleted(newNamespace("1001", "ann")), says: "namespace user-ann is being deleted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -178,7 +178,7 @@ func TestGrantAccess(t *testing.T) {
 func TestAgentsOfEarlierUser(t *testing.T) {
 	t.Parallel()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "user-ann", Name: agentsAccount, UID: "old", Labels: map[string]string{uidLabel: "1000"}}}
-	s := newServer(newFakeDirectory("ann"), newNamespace("user-ann", "1001", "ann"), account)
+	s := newServer(newFakeDirectory("ann"), newNamespace("1001", "ann"), account)
 	assert.NoError(t, s.grantAccess(t.Context(), member{"ann", 1001}))
 	assert.NoError(t, s.Client.Get(t.Context(), client.ObjectKeyFromObject(account), account))
 	assert.True(t, account.UID != "old" && account.Labels[uidLabel] == "1001", "the account is %v", account)
@@ -292,8 +292,8 @@ func subjectsOf(t *testing.T, s *Server) string {
 	return strings.Join(lines, "; ")
 }
 
-func newNamespace(name, uid, user string) *corev1.Namespace {
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}, Annotations: map[string]string{}}}
+func newNamespace(uid, user string) *corev1.Namespace {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "user-ann", Labels: map[string]string{}, Annotations: map[string]string{}}}
 	if uid != "" {
 		ns.Labels[uidLabel] = uid
 	}

@@ -68,7 +68,9 @@ func (c *comparison) compareNamespace(ctx context.Context, ns *corev1.Namespace)
 	}
 	m := member{name, now.uid}
 	if !now.isMember || m.uidText() != ns.Labels[uidLabel] || m.namespace() != ns.Name {
-		c.owners[name] = c.owners[name] // false, unless another namespace is
+		if _, known := c.owners[name]; !known {
+			c.owners[name] = false
+		}
 		c.revoked[ns.Name] = name
 		return nil
 	}
