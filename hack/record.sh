@@ -26,6 +26,7 @@ up_pid=$!
 trap cleanup EXIT
 until [[ -e "${work}/data/run/ready" ]]; do
 	kill -0 "${up_pid}" || die "drover up ended: $(<"${work}/up.log")"
+	[[ "${SECONDS}" -lt 180 ]] || die "drover up was not ready within 180 s"
 	sleep 0.2
 done
 

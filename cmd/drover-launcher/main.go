@@ -1,8 +1,8 @@
 // Copyright The Drover Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command drover-launcher is /usr/bin/drover of the package. It starts within milliseconds, and drover does not: it
-// logs users in by itself, has kubectl-vm answer drover vm for users who log in, and has drover answer all else.
+// Command drover-launcher is /usr/bin/drover of the package. It starts within milliseconds, unlike drover. It executes
+// the command drover login. For users who log in, it becomes kubectl-vm for drover vm; otherwise it becomes drover.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// run answers the command drover login, or becomes the program that answers the command.
+// run executes drover login, or replaces this process with the program of another command.
 func run(args []string) error {
 	client := login.NewClient(os.Getenv, clock.RealClock{})
 	if len(args) == 1 && args[0] == "login" {

@@ -126,7 +126,7 @@ func Encode[T any, P record[T]](r T) ([]byte, error) {
 		text, err = addUnknown[T](text, h.source)
 	}
 	if err == nil {
-		text, err = extend(text)
+		text, err = addNextFields(text)
 	}
 	return append(text, '\n'), err
 }

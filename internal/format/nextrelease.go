@@ -29,8 +29,8 @@ const extraVersions = 1
 
 func init() { understood[NextAddition] = true }
 
-// extend adds the field, and the name if the variable says so.
-func extend(text []byte) ([]byte, error) {
+// addNextFields adds the field, and the name if the variable says so.
+func addNextFields(text []byte) ([]byte, error) {
 	var fields map[string]any
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()

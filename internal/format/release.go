@@ -8,8 +8,8 @@ package format
 // extraVersions is for a build with the tag nextrelease.
 const extraVersions = 0
 
-// extend returns the text of a record as it is.
-func extend(text []byte) ([]byte, error) { return text, nil }
+// addNextFields returns the text of a record as it is.
+func addNextFields(text []byte) ([]byte, error) { return text, nil }
 
 // NeededVersion is the DataVersion that a program needs to read what this one writes in every folder.
 func NeededVersion() int { return firstVersion }

@@ -23,7 +23,7 @@ const (
 
 var errNotPrivate = errors.New("another user may use it")
 
-// readCache returns the credentials in the cache, or nil. Without a private folder there is no cache.
+// readCache returns the credentials in the cache, or nil if it is empty or its folder is not private.
 func (c *Client) readCache() *Credentials {
 	dir, err := c.openCache()
 	if err != nil {

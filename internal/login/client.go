@@ -82,7 +82,7 @@ func (c *Client) logIn() (*Credentials, error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, err := c.exchange(request)
+	answer, err := c.sendRequest(request)
 	switch {
 	case err != nil:
 		return nil, err
@@ -98,8 +98,8 @@ func (c *Client) logIn() (*Credentials, error) {
 	return parseCredentials([]byte(answer.Certificate), pem.EncodeToMemory(&pem.Block{Type: keyType, Bytes: der}))
 }
 
-// exchange sends a request and reads its answer.
-func (c *Client) exchange(request []byte) (answer Answer, err error) {
+// sendRequest sends a request and reads its answer.
+func (c *Client) sendRequest(request []byte) (answer Answer, err error) {
 	path := SocketPath(c.Dir)
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {

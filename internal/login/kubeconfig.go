@@ -20,8 +20,8 @@ import (
 // execVersion is the version of the API between clients of Kubernetes and drover login.
 const execVersion = "client.authentication.k8s.io/v1"
 
-// name is the name of the cluster, the user and the context.
-const name = "drover"
+// entryName is the name of the cluster, the user and the context.
+const entryName = "drover"
 
 // maxKubeconfig bounds the kubeconfig of the service.
 const maxKubeconfig = 64 << 10
@@ -83,13 +83,13 @@ type envVar struct {
 // with which clients log in at the service of a folder.
 func FormatKubeconfig(dir, server string, authority []byte, command string) ([]byte, error) {
 	return json.MarshalIndent(kubeconfig{
-		APIVersion: "v1", Kind: "Config", CurrentContext: name,
-		Clusters: []namedCluster{{name, clusterRef{server, authority}}},
-		Users: []namedUser{{name, userRef{execRef{
+		APIVersion: "v1", Kind: "Config", CurrentContext: entryName,
+		Clusters: []namedCluster{{entryName, clusterRef{server, authority}}},
+		Users: []namedUser{{entryName, userRef{execRef{
 			APIVersion: execVersion, Command: command, Args: []string{"login"}, InteractiveMode: "Never",
 			Env: []envVar{{dirEnv, dir}},
 		}}}},
-		Contexts: []namedContext{{name, contextRef{Cluster: name, User: name}}},
+		Contexts: []namedContext{{entryName, contextRef{Cluster: entryName, User: entryName}}},
 	}, "", "  ")
 }
 
@@ -151,7 +151,7 @@ func (c *Client) readKubeconfig() (*kubeconfig, error) {
 	return config, nil
 }
 
-// authority returns the CA of the API, or nil if there is none.
+// authority returns the CA of the API, or nil if the kubeconfig lacks a valid one.
 func (k *kubeconfig) authority() *x509.Certificate {
 	block, _ := pem.Decode(k.Clusters[0].Cluster.CAData)
 	if block == nil {

@@ -37,7 +37,7 @@ const MaxRequest = 4 << 10
 type Answer struct {
 	// Certificate is in PEM. The organizational unit of its subject is the user's namespace.
 	Certificate string `json:"certificate,omitempty"`
-	// Error is why there is no certificate.
+	// Error is the reason for a missing certificate.
 	Error string `json:"error,omitempty"`
 	// Busy is set if the same request may succeed a moment later.
 	Busy bool `json:"busy,omitempty"`

@@ -71,8 +71,8 @@ func (h *host) create(t *testing.T, b *framework.VMBuilder) *api.VirtualMachine 
 	return vm
 }
 
-// change changes a VirtualMachine, whoever writes it meanwhile.
-func (h *host) change(t *testing.T, vm *api.VirtualMachine, change func(*api.VirtualMachine)) {
+// update applies a change to a VirtualMachine, and repeats it after a conflict.
+func (h *host) update(t *testing.T, vm *api.VirtualMachine, change func(*api.VirtualMachine)) {
 	t.Helper()
 	c := h.objects(t)
 	assert.Eventually(t, vm.Name+" is changed", func(testing.TB) error {
@@ -170,8 +170,8 @@ func (h *host) makeMachines(t *testing.T, image string) *kept {
 	for _, vm := range k.vms {
 		h.awaitPhase(t, vm, api.PhaseActive)
 	}
-	h.change(t, k.vms["paused"], func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionPaused })
-	h.change(t, k.vms["stopped"], func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
+	h.update(t, k.vms["paused"], func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionPaused })
+	h.update(t, k.vms["stopped"], func(vm *api.VirtualMachine) { vm.Spec.Action = api.ActionStopped })
 	h.kill(t, k.vms["crashed"])
 	assert.NoError(t, h.objects(t).Delete(t.Context(), k.vms["released"]))
 	for name, vm := range k.vms {
@@ -264,7 +264,7 @@ func (h *host) startAgain(t *testing.T, k *kept, name string) {
 
 func (h *host) setAction(t *testing.T, k *kept, name string, action api.Action, phase api.Phase) {
 	t.Helper()
-	h.change(t, k.vms[name], func(vm *api.VirtualMachine) { vm.Spec.Action = action })
+	h.update(t, k.vms[name], func(vm *api.VirtualMachine) { vm.Spec.Action = action })
 	h.awaitPhase(t, k.vms[name], phase)
 	k.phases[name], k.had[name] = phase, h.machine(t, k.vms[name])
 }

@@ -78,7 +78,7 @@ func (c *convergence) claimRun(ctx context.Context) error {
 	}
 	accel, _ := c.host.Accelerator.Choose(ctx) // the start reports its error
 	demand := instance.DemandOf(c.inst, c.spec, accel)
-	return c.claim(shares.Amounts{shares.Memory: demand.Guest + demand.Overhead, shares.CPU: c.spec.CPUMilli})
+	return c.takeShare(shares.Amounts{shares.Memory: demand.Guest + demand.Overhead, shares.CPU: c.spec.CPUMilli})
 }
 
 // claimDisks reserves the sizes of the server's disks in its namespace's share, if they are more than it has.
@@ -87,10 +87,10 @@ func (c *convergence) claimDisks() error {
 	if wanted <= instance.DiskBytes(c.inst.Record) {
 		return nil
 	}
-	return c.claim(shares.Amounts{shares.Disk: wanted})
+	return c.takeShare(shares.Amounts{shares.Disk: wanted})
 }
 
-func (c *convergence) claim(amounts shares.Amounts) error {
+func (c *convergence) takeShare(amounts shares.Amounts) error {
 	return c.host.Shares.Take(shares.Claim{UID: c.spec.UID, Namespace: c.spec.Namespace, Amounts: amounts})
 }
 

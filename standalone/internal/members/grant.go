@@ -82,11 +82,11 @@ func (s *Server) ensureNamespace(ctx context.Context, m member) error {
 		return err
 	}
 	if ns.Labels[uidLabel] != m.uidText() {
-		return refuse("namespace %s %s, and user %s has ID %d: root can give it to %s (sudo drover kubectl label --overwrite namespace %s %s=%d), or delete it with its VMs (sudo drover kubectl delete namespace %s)",
+		return newRefusal("namespace %s %s, and user %s has ID %d: root can give it to %s (sudo drover kubectl label --overwrite namespace %s %s=%d), or delete it with its VMs (sudo drover kubectl delete namespace %s)",
 			ns.Name, describeOwner(ns), m.name, m.uid, m.name, ns.Name, uidLabel, m.uid, ns.Name)
 	}
 	if !ns.DeletionTimestamp.IsZero() {
-		return refuse("namespace %s is being deleted: try again once it is gone", ns.Name)
+		return newRefusal("namespace %s is being deleted: try again once it is gone", ns.Name)
 	}
 	if ns.Annotations[userAnnotation] == m.name {
 		return nil

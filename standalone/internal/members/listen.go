@@ -4,19 +4,24 @@
 package members
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"syscall"
+	"time"
 
 	"cloudnative.tw/drover/internal/atomicfile"
 	"cloudnative.tw/drover/internal/login"
 )
 
-// listen opens the socket for group drover, and writes the kubeconfig that leads to it.
-func (s *Server) listen() (*net.UnixListener, error) {
+// dialWithin bounds the question whether another process serves the socket.
+const dialWithin = 2 * time.Second
+
+// openSocket opens the socket for group drover, and writes the kubeconfig that leads to it.
+func (s *Server) openSocket(ctx context.Context) (*net.UnixListener, error) {
 	group, err := s.Directory.FindGroup(login.Group)
 	if err != nil {
 		return nil, err
@@ -25,7 +30,7 @@ func (s *Server) listen() (*net.UnixListener, error) {
 		return nil, err
 	}
 	path := login.SocketPath(s.Dir)
-	if err := removeStale(path); err != nil {
+	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -57,8 +62,8 @@ func prepareFolder(dir string) error {
 }
 
 // removeStale removes the socket of a process that was killed.
-func removeStale(path string) error {
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+func removeStale(ctx context.Context, path string) error {
+	conn, err := (&net.Dialer{Timeout: dialWithin}).DialContext(ctx, "unix", path)
 	if err == nil {
 		return errors.Join(fmt.Errorf("--login-dir: another drover up serves %s", path), conn.Close())
 	}
@@ -80,7 +85,7 @@ func (s *Server) writeKubeconfig() error {
 	return atomicfile.Update(login.KubeconfigPath(s.Dir), content, 0o644)
 }
 
-// closeListener ends the service. Clients then see that there is none.
+// closeListener ends the service, and removes the kubeconfig by which clients find it.
 func (s *Server) closeListener(listener *net.UnixListener) error {
 	if listener == nil {
 		return nil

@@ -47,16 +47,16 @@ func (m member) uidText() string { return strconv.FormatUint(uint64(m.uid), 10) 
 // left.
 func (s *Server) findMember(uid uint32) (member, error) {
 	if uid == 0 {
-		return member{}, refuse("root does not log in: it has the kubeconfig of the data dir, which sudo drover vm and sudo drover kubectl use")
+		return member{}, newRefusal("root does not log in: it has the kubeconfig of the data dir, which sudo drover vm and sudo drover kubectl use")
 	}
 	found, err := s.Directory.FindUserByID(uid)
 	switch {
 	case errors.Is(err, accounts.ErrUnknown):
-		return member{}, refuse("the host does not list a user with ID %d", uid)
+		return member{}, newRefusal("the host does not list a user with ID %d", uid)
 	case err != nil:
 		return member{}, err
 	case !userName.MatchString(found.Name):
-		return member{}, refuse("the name of user %d is %.140q: it must begin with a letter or _, and have at most 128 letters, digits and _.@+\\$-", uid, found.Name)
+		return member{}, newRefusal("the name of user %d is %.140q: it must begin with a letter or _, and have at most 128 letters, digits and _.@+\\$-", uid, found.Name)
 	}
 	// Another source of users may have this name, too, and answers first for the name.
 	named, err := s.Directory.FindUser(found.Name)
@@ -65,7 +65,7 @@ func (s *Server) findMember(uid uint32) (member, error) {
 	}
 	isMember, err := s.isInGroup(named)
 	if err == nil && (!isMember || named.ID != uid) {
-		err = refuse("user %s (%d) is not in group %s: have root run adduser %s %s", found.Name, uid, login.Group, found.Name, login.Group)
+		err = newRefusal("user %s (%d) is not in group %s: have root run adduser %s %s", found.Name, uid, login.Group, found.Name, login.Group)
 	}
 	return member{found.Name, uid}, err
 }

@@ -96,7 +96,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // tryListen opens the socket and serves it, or returns nil. It logs a problem once.
 func (s *Server) tryListen(ctx context.Context) *net.UnixListener {
-	listener, err := s.listen()
+	listener, err := s.openSocket(ctx)
 	if err == nil {
 		s.listenProblem = ""
 		s.serving.Go(func() { s.acceptConnections(ctx, listener) })

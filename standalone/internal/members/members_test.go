@@ -109,7 +109,7 @@ func TestFindMember(t *testing.T) {
 		"a member":              {uid: 1001, want: "unix:ann"},
 		"by the primary group":  {uid: 1004, want: "unix:primary"},
 		"root":                  {uid: 0, says: "root does not log in"},
-		"nobody":                {uid: 9, says: "the host does not list a user with ID 9"},
+		"an unknown user":       {uid: 9, says: "the host does not list a user with ID 9"},
 		"a name with a space":   {uid: 1002, says: `the name of user 1002 is "a b"`},
 		"a number":              {uid: 1003, says: `the name of user 1003 is "1234"`},
 		"one who left":          {uid: 1005, says: "user left (1005) is not in group drover: have root run adduser left drover"},

@@ -54,12 +54,12 @@ func (s *Server) acceptConnections(ctx context.Context, listener *net.UnixListen
 			continue
 		}
 		if !s.shares.take(uid) {
-			s.answer(conn, login.Answer{Busy: true, Error: "the Drover service has too many logins at a time: try again"})
+			s.sendAnswer(conn, login.Answer{Busy: true, Error: "the Drover service has too many logins at a time: try again"})
 			continue
 		}
 		s.serving.Go(func() {
 			defer s.shares.release(uid)
-			s.answer(conn, s.answerTo(ctx, conn, uid))
+			s.sendAnswer(conn, s.answerTo(ctx, conn, uid))
 		})
 	}
 }
@@ -79,8 +79,8 @@ func peerOf(conn *net.UnixConn) (uint32, error) {
 	return peer.Uid, nil
 }
 
-// answer sends an answer and closes the connection. A client that has left needs no answer.
-func (s *Server) answer(conn *net.UnixConn, answer login.Answer) {
+// sendAnswer sends an answer and closes the connection. A client that has left needs no answer.
+func (s *Server) sendAnswer(conn *net.UnixConn, answer login.Answer) {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetWriteDeadline(s.Clock.Now().Add(requestWithin))
 	_ = json.NewEncoder(conn).Encode(answer)
@@ -150,7 +150,7 @@ type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
 
-func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
+func newRefusal(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
 
 // shares counts the connections of users.
 type shares struct {

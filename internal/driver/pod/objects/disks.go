@@ -85,7 +85,7 @@ func (t *Template) NewClaim(spec driver.ServerSpec, disk Disk, nonce string) *co
 	}
 	t.SetClaimLabels(claim, spec, disk.Name)
 	if disk.Name == RootDisk {
-		newIdentity().record(claim)
+		newIdentity().annotate(claim)
 	}
 	return claim
 }

@@ -34,13 +34,13 @@ func identityOf(root *corev1.PersistentVolumeClaim, uid types.UID) identity {
 	return i
 }
 
-// record sets the annotations of the PVC of a root disk.
-func (i identity) record(root *corev1.PersistentVolumeClaim) {
+// annotate sets the annotations of the PVC of a root disk.
+func (i identity) annotate(root *corev1.PersistentVolumeClaim) {
 	metav1.SetMetaDataAnnotation(&root.ObjectMeta, AnnotationUUID, i.uuid)
 	metav1.SetMetaDataAnnotation(&root.ObjectMeta, AnnotationMAC, i.mac)
 }
 
 // RecordIdentity sets the annotations that the PVC of a root disk lacks.
 func RecordIdentity(root *corev1.PersistentVolumeClaim, uid types.UID) {
-	identityOf(root, uid).record(root)
+	identityOf(root, uid).annotate(root)
 }

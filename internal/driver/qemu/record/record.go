@@ -70,7 +70,7 @@ type Record struct {
 
 	// MachineType is QEMU's machine type. It never changes in the life of a server.
 	MachineType string `json:"machineType"`
-	// The guest sees UUID and MAC. They never change in the life of a server. identify returns them for the
+	// The guest sees UUID and MAC. They never change in the life of a server. fillIdentity returns them for the
 	// record of an earlier version, which lacks them.
 	UUID string `json:"uuid"`
 	MAC  string `json:"mac"`
@@ -120,8 +120,8 @@ func NewRecord() Record {
 	return Record{ID: NewID(), UUID: string(uuid.NewUUID()), MAC: launch.NewMAC()}
 }
 
-// identify gives the record of an earlier version the UUID and the MAC that its machine has: they followed from the UID.
-func (r *Record) identify() {
+// fillIdentity gives the record of an earlier version the UUID and the MAC that its machine has: they followed from the UID.
+func (r *Record) fillIdentity() {
 	r.UUID = cmp.Or(r.UUID, string(r.UID))
 	r.MAC = cmp.Or(r.MAC, launch.DeriveMAC(string(r.UID)))
 }
@@ -135,7 +135,7 @@ func Read(text []byte) (Record, error) {
 	if r.ClusterID == "" || r.ID == "" || CheckUID(r.UID) != nil {
 		return r, errors.New("clusterID, uid or id is missing")
 	}
-	r.identify()
+	r.fillIdentity()
 	return r, cmp.Or(launch.CheckUUID(r.UUID), launch.CheckMAC(r.MAC))
 }
 
