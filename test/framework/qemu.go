@@ -79,8 +79,9 @@ type LinuxGuest struct {
 }
 
 // GuestCmdline is a command line of the kernel for the Linux guest under TCG. On a busy host TCG may deliver timer
-// interrupts too late for the kernel's check of them, which then stops the boot.
-const GuestCmdline = "console=ttyS0 quiet panic=-1 no_timer_check"
+// interrupts too late for the kernel's check of them, which then stops the boot. The timers are periodic: a CPU that
+// programs each interrupt by itself stops for good when one is lost.
+const GuestCmdline = "console=ttyS0 quiet panic=-1 no_timer_check nohz=off highres=off"
 
 // builtGuestEnv is the variable with the folder of a Linux guest that is already built.
 const builtGuestEnv = "DROVER_TEST_LINUX_GUEST"
