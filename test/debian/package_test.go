@@ -24,7 +24,7 @@ const newer = "0.1.1"
 // TestPackage installs the package without a network, and follows a machine through all that happens to a service.
 func TestPackage(t *testing.T) {
 	tier.Full(t, "it makes a release and boots a Debian; the gate tests drover up, hack/release and the units by themselves")
-	first := buildPackage(t)
+	first := framework.FindFile(t, framework.BuildRelease(t), "*.deb")
 	s := newSystem(t, first, withVersion(t, first, newer))
 	before := s.listFiles(t)
 	s.start(t)
@@ -67,19 +67,6 @@ func TestPackage(t *testing.T) {
 	s.run(t, "apt-get", "-qq", "--yes", "--autoremove", "purge", "drover")
 	s.powerOff(t)
 	assert.Equal(t, "files that the package left", strings.Join(s.left(t, before), "\n"), "")
-}
-
-// buildPackage makes a release, and returns the path of its Debian package.
-func buildPackage(t *testing.T) string {
-	t.Helper()
-	root, err := framework.RepositoryRoot()
-	assert.NoError(t, err)
-	out := filepath.Join(t.TempDir(), "release")
-	framework.MustRunCommand(t, framework.BuildTimeout, []string{"SOURCES=no"}, filepath.Join(root, "hack", "release.sh"), out)
-	found, err := filepath.Glob(filepath.Join(out, "*.deb"))
-	assert.NoError(t, err)
-	assert.Require(t, len(found) == 1, "the release has the packages %q", found)
-	return found[0]
 }
 
 // withVersion returns a copy of a package with another version.

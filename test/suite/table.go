@@ -192,8 +192,14 @@ var shards = []shard{
 	},
 	{
 		name:    "cluster-deployment",
-		steps:   []step{{of: "test/cluster/deployment"}, {of: "test/cluster/internal/cgroups"}},
+		steps:   []step{{of: "test/cluster/deployment", skip: "TestRelease$"}, {of: "test/cluster/internal/cgroups"}},
 		paths:   slices.Concat(controller, nodes),
+		prepare: []string{"hack/cluster-deps.sh", "engine"},
+	},
+	{
+		name:    "cluster-release",
+		steps:   []step{{of: "test/cluster/deployment", pattern: "TestRelease$"}},
+		paths:   slices.Concat(controller, machine, nodes, []string{"cmd/kubectl-vm", "hack/release", "hack/release.sh", "hack/image"}),
 		prepare: []string{"hack/cluster-deps.sh", "engine"},
 	},
 }
