@@ -21,6 +21,8 @@ readonly dir made
 
 command -v systemd-nspawn >/dev/null || apt_install systemd-container >&2
 command -v apt-ftparchive >/dev/null || apt_install apt-utils >&2
+exec 9>"${dir}.lock"
+flock 9 # tests may come here at the same time
 if [[ -f "${dir}/made" && "$(<"${dir}/made")" == "${made}" ]]; then
 	echo "${dir}"
 	exit 0

@@ -52,7 +52,7 @@ main() {
 	command -v mke2fs >/dev/null || apt_install e2fsprogs
 	mkdir -p "${dir}"
 	work="$(mktemp -d "${dir}/work.XXXXXX")"
-	trap 'rm -rf "${work}"' EXIT
+	trap 'rm -rf --one-file-system "${work}"' EXIT # debootstrap may still have /proc mounted there
 	echo "debian-guest.sh: making a Debian ${suite} in ${dir}, which takes a few minutes" >&2
 	bootstrap "${work}/root"
 	cp "${work}"/root/boot/vmlinuz-* "${work}/vmlinuz"
