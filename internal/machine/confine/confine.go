@@ -146,8 +146,9 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	return err
 }
 
-// raiseOOMScore raises the score of a process. Its user may do that, while root needs CAP_DAC_OVERRIDE. The process may
-// have ended already, and then it does nothing.
+// raiseOOMScore raises the score of a process. Its file belongs to root until the process has begun the program, then
+// to the user, and to root again once the program protects its memory; root may have no CAP_DAC_OVERRIDE. The process
+// may have ended already, and then it does nothing.
 func raiseOOMScore(pid, increase int, user *User) {
 	const maxScore = 1000
 	inherited := 0
@@ -155,7 +156,11 @@ func raiseOOMScore(pid, increase int, user *User) {
 		inherited, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
 	score := min(max(inherited, 0)+increase, maxScore)
-	_ = RunAs(user, func() error { return os.WriteFile(scoreFile(pid), []byte(strconv.Itoa(score)), 0o600) })
+	for _, owner := range []*User{nil, user, nil} {
+		if RunAs(owner, func() error { return os.WriteFile(scoreFile(pid), []byte(strconv.Itoa(score)), 0o600) }) == nil {
+			return
+		}
+	}
 }
 
 func scoreFile(pid int) string { return fmt.Sprintf("/proc/%d/oom_score_adj", pid) }
