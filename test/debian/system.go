@@ -142,8 +142,11 @@ func (s *system) powerOff(t *testing.T) {
 	})
 }
 
-// volatile are the folders that any use of a Debian changes.
-var volatile = []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/var/lib/apt", "/var/lib/systemd", "/var/lib/dpkg"}
+// volatile are the folders that any use of a Debian changes, and the one with the cache of root's kubectl.
+var volatile = []string{
+	"/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp", "/var/log", "/var/cache", "/var/lib/apt", "/var/lib/dbus", "/var/lib/systemd", "/var/lib/dpkg",
+	"/root/.kube",
+}
 
 // listFiles returns the paths of all files of the Debian, apart from the volatile ones.
 func (s *system) listFiles(t *testing.T) map[string]bool {

@@ -30,7 +30,9 @@ import (
 // host is a data dir, and the two versions of Drover that run on it.
 type host struct {
 	dir, images   string
+	kernel        string // the folder with the guest of container images
 	present, next string
+	binary        string // the version that runs
 	running       *framework.Cluster
 	// released is the ID of the released server, which no purge removes.
 	released string
@@ -41,10 +43,10 @@ func (h *host) start(t *testing.T, binary string) {
 	t.Helper()
 	c, err := framework.NewCluster(framework.ClusterOptions{
 		Binary: binary, DataDir: h.dir, WithController: true,
-		Args: []string{"--vm-driver", "qemu,fake", "--qemu-image-dirs", h.images},
+		Args: []string{"--vm-driver", "qemu,fake", "--qemu-image-dirs", h.images, "--qemu-kernel", h.kernel},
 	})
 	assert.NoError(t, err)
-	h.running = c
+	h.binary, h.running = binary, c
 }
 
 // switchTo kills the version that runs, and starts another one.
@@ -154,6 +156,7 @@ func (h *host) makeMachines(t *testing.T, image string) *kept {
 	k := &kept{vms: map[string]*api.VirtualMachine{}, had: map[string]machine{}, phases: map[string]api.Phase{
 		"running": api.PhaseActive, "paused": api.PhasePaused, "stopped": api.PhaseStopped, "crashed": api.PhaseFailed,
 		"released": api.PhaseActive, "simulated": api.PhaseActive, "mandatory": api.PhaseActive,
+		"container": api.PhaseActive,
 	}}
 	for name := range k.phases {
 		b := framework.NewVM(name).Resource(api.ResourceCPU, "1").Resource(api.ResourceMemory, "64M").Image(image).Driver("qemu").GracePeriod(1)
@@ -164,6 +167,8 @@ func (h *host) makeMachines(t *testing.T, image string) *kept {
 			b.DeletionPolicy(api.DeletionRetain)
 		case "simulated":
 			b = framework.NewVM(name).Driver("fake")
+		case "container":
+			b.Resource(api.ResourceMemory, "128M").Image("drover://built-in")
 		}
 		k.vms[name] = h.create(t, b)
 	}
@@ -203,7 +208,8 @@ func (h *host) processOf(t *testing.T, vm *api.VirtualMachine) int {
 	return pid
 }
 
-// check checks that the version that runs reports every machine in its state, and that no machine has changed.
+// check checks that the version that runs reports every machine in its state, that no machine has changed, and that the
+// guest of a container image runs commands.
 func (h *host) check(t *testing.T, k *kept) {
 	t.Helper()
 	for name, vm := range k.vms {
@@ -212,6 +218,11 @@ func (h *host) check(t *testing.T, k *kept) {
 		}
 		assert.Equal(t, name, h.machine(t, vm), k.had[name])
 	}
+	assert.Eventually(t, "a command runs in the container", func(t testing.TB) error {
+		out, errs, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + h.running.Kubeconfig}, h.binary,
+			"vm", "exec", "container", "--", "echo", "across")
+		return assert.ErrorUnless(err == nil && out == "across\n", "it printed %q, %s: %v", out, errs, err)
+	})
 }
 
 // TestUpgrade upgrades by a kill at work, and goes back. Machines in every state keep their processes, UUIDs and MACs,
@@ -221,7 +232,7 @@ func TestUpgrade(t *testing.T) {
 	tier.Full(t, "builds Drover again, and boots machines")
 	present, err := framework.DroverBinary()
 	assert.NoError(t, err)
-	h := &host{dir: filepath.Join(framework.ShortTempDir(t), "data"), images: t.TempDir(), present: present, next: buildNext(t)}
+	h := &host{dir: filepath.Join(framework.ShortTempDir(t), "data"), images: t.TempDir(), kernel: framework.GuestKernel(t), present: present, next: buildNext(t)}
 	image := framework.BuildBootGuest(t, h.images, "A", false)
 	t.Cleanup(func() { h.end(t) })
 	h.start(t, h.present)
