@@ -18,11 +18,13 @@ import (
 	"strings"
 )
 
-// Manifest names everything outside of Drover's sources that determines the bytes of a release, apart from the
-// Go modules, which go.sum names.
+// Manifest names the commit of Drover's sources, and everything else that determines the bytes of a release, apart from
+// the Go modules, which go.sum names.
 type Manifest struct {
 	// Version is Drover's.
 	Version string `json:"version"`
+	// Commit is the commit of Drover's sources; -dirty follows if they were changed.
+	Commit string `json:"commit"`
 	// Time is the time of all files, in seconds since 1970.
 	Time int64 `json:"time"`
 	// Go is the version of the compiler.
@@ -89,7 +91,11 @@ func describeStage(o options) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, err
 	}
-	m := Manifest{Version: strings.TrimSpace(string(version)), Time: info.ModTime().Unix(), Go: runtime.Version()}
+	commit, err := os.ReadFile(filepath.Join(o.stage, "commit"))
+	if err != nil {
+		return Manifest{}, err
+	}
+	m := Manifest{Version: strings.TrimSpace(string(version)), Commit: strings.TrimSpace(string(commit)), Time: info.ModTime().Unix(), Go: runtime.Version()}
 	for _, readPackages := range []func(string) ([]Package, error){readKernel, readBuiltInImage, readMachineImage} {
 		packages, err := readPackages(o.stage)
 		if err != nil {
@@ -129,7 +135,7 @@ func compareManifest(path string, m Manifest) error {
 
 // valuesOf returns the values of a manifest by name.
 func valuesOf(m Manifest) map[string]string {
-	values := map[string]string{"version": m.Version, "time": fmt.Sprint(m.Time), "go": m.Go}
+	values := map[string]string{"version": m.Version, "commit": m.Commit, "time": fmt.Sprint(m.Time), "go": m.Go}
 	for _, p := range m.Packages {
 		values["package "+p.Name+" in "+p.In] = fmt.Sprint(p.Version, " ", p.SHA256, " ", p.Sources)
 	}

@@ -44,7 +44,7 @@ func TestManifest(t *testing.T) {
 	noError(t, writeManifest(t.Context(), o))
 	m, err := readManifest(stage)
 	noError(t, err)
-	if m.Version != "1.2.3" || len(m.Packages) != 3 || m.Time == 0 {
+	if m.Version != "1.2.3" || m.Commit != "1234abcd" || len(m.Packages) != 3 || m.Time == 0 {
 		t.Errorf("the manifest is %+v", m)
 	}
 	if got, want := builtUsing(m), "busybox (= 1:1.35), glibc (= 2.36), linux (= 6.1-1)"; got != want {
@@ -70,7 +70,7 @@ func writeStage(t *testing.T) string {
 	stage := t.TempDir()
 	noError(t, os.Mkdir(filepath.Join(stage, "guest"), 0o700))
 	for name, text := range map[string]string{
-		"VERSION": "1.2.3\n", "time": "",
+		"VERSION": "1.2.3\n", "commit": "1234abcd\n", "time": "",
 		"guest/kernel.json": `{"package": "linux-image-6.1.0", "version": "6.1-1", "source": "linux 6.1-1", "packageSHA256": "a"}`,
 		"guest/image.json":  `{"package": "busybox-static", "version": "1:1.35+b1", "source": "busybox (1:1.35)", "builtUsing": "glibc (= 2.36)", "packageSHA256": "b"}`,
 		"machine-packages":  "qemu 1:7.2+b1 qemu 1:7.2 c\n",
