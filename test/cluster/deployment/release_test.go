@@ -41,9 +41,15 @@ func TestRelease(t *testing.T) {
 		return out
 	}
 	manifest := filepath.Join(t.TempDir(), "deb.json")
-	bootByKernel(t, manifest, kubectlVM("create", "deb", "--image", "oci://"+diskImage, "--cpu", "2", "--memory", "1G", "--disk", "3G",
-		"--port", "22", "--ssh-key", key+".pub", "--dry-run=client", "-o", "json"))
+	bootByKernel(t, manifest, kubectlVM("create", "deb", "--image", "oci://"+diskImage, "--memory", "1G", "--disk", "3G",
+		"--port", "22", "--probe", "22", "--ssh-key", key+".pub", "--dry-run=client", "-o", "json"))
 	framework.RunKubectl(t, c.Kubeconfig, "apply", "-f", manifest)
+	drover, err := framework.DroverBinary()
+	assert.NoError(t, err)
+	if _, errs, err := framework.RunCommand(t, framework.BuildTimeout, []string{"KUBECONFIG=" + c.Kubeconfig}, drover,
+		"kubectl", "wait", "vm/deb", "--for=condition=Ready", "--timeout=9m"); err != nil {
+		t.Fatalf("the machine is not ready: %v: %s\n%s", err, errs, kubectlVM("explain", "deb"))
+	}
 	assert.Eventually(t, "a user logs in", func(t testing.TB) error {
 		out, errs, err := framework.RunCommand(t, framework.CommandTimeout, []string{"KUBECONFIG=" + c.Kubeconfig}, program,
 			"ssh", "debian@deb", "-i", key, "--", "hostname")
