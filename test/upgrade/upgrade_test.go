@@ -29,8 +29,9 @@ import (
 
 // host is a data dir, and the two versions of Drover that run on it.
 type host struct {
-	dir, images   string
-	kernel        string // the folder with the guest of container images
+	dir, images string
+	// kernels are the folders with the guests of container images, by the version of Drover.
+	kernels       map[string]string
 	present, next string
 	binary        string // the version that runs
 	running       *framework.Cluster
@@ -43,7 +44,7 @@ func (h *host) start(t *testing.T, binary string) {
 	t.Helper()
 	c, err := framework.NewCluster(framework.ClusterOptions{
 		Binary: binary, DataDir: h.dir, WithController: true,
-		Args: []string{"--vm-driver", "qemu,fake", "--qemu-image-dirs", h.images, "--qemu-kernel", h.kernel},
+		Args: []string{"--vm-driver", "qemu,fake", "--qemu-image-dirs", h.images, "--qemu-kernel", h.kernels[binary]},
 	})
 	assert.NoError(t, err)
 	h.binary, h.running = binary, c
@@ -232,7 +233,8 @@ func TestUpgrade(t *testing.T) {
 	tier.Full(t, "builds Drover again, and boots machines")
 	present, err := framework.DroverBinary()
 	assert.NoError(t, err)
-	h := &host{dir: filepath.Join(framework.ShortTempDir(t), "data"), images: t.TempDir(), kernel: framework.GuestKernel(t), present: present, next: buildNext(t)}
+	h := &host{dir: filepath.Join(framework.ShortTempDir(t), "data"), images: t.TempDir(), present: present, next: buildNext(t)}
+	h.kernels = map[string]string{h.present: framework.GuestKernel(t), h.next: buildNextGuest(t)}
 	image := framework.BuildBootGuest(t, h.images, "A", false)
 	t.Cleanup(func() { h.end(t) })
 	h.start(t, h.present)
@@ -347,4 +349,14 @@ func buildNext(t *testing.T) string {
 	binary := filepath.Join(folder, "drover")
 	framework.MustRunCommand(t, framework.BuildTimeout, env, "go", append([]string{"-C", filepath.Join(root, "standalone")}, append(flags, "-overlay", file, "-o", binary, ".")...)...)
 	return binary
+}
+
+// buildNextGuest builds the guest of the next release, and returns its folder.
+func buildNextGuest(t *testing.T) string {
+	t.Helper()
+	root, err := framework.RepositoryRoot()
+	assert.NoError(t, err)
+	folder := framework.PublicDir(t)
+	framework.MustRunCommand(t, framework.BuildTimeout, []string{"GUEST_TAG=nextrelease"}, filepath.Join(root, "hack", "guest.sh"), folder)
+	return folder
 }
