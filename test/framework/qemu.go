@@ -80,7 +80,7 @@ type LinuxGuest struct {
 
 // GuestCmdline is a command line of the kernel for the Linux guest under TCG. On a busy host TCG may deliver timer
 // interrupts too late for the kernel's check of them, which then stops the boot. The timers are periodic: a CPU that
-// programs each interrupt by itself stops for good when one is lost.
+// programs each interrupt separately stops forever when one is lost.
 const GuestCmdline = "console=ttyS0 quiet panic=-1 no_timer_check nohz=off highres=off"
 
 // builtGuestEnv is the variable with the folder of a Linux guest that is already built.

@@ -147,7 +147,7 @@ func Start(cmd *exec.Cmd, p Policy) error {
 }
 
 // raiseOOMScore raises the score of a process. Its file belongs to root until the process has begun the program, then
-// to the user, and to root again once the program protects its memory; root may have no CAP_DAC_OVERRIDE. The process
+// to the user, and to root again once the program protects its memory; root may lack CAP_DAC_OVERRIDE. The process
 // may have ended already, and then it does nothing.
 func raiseOOMScore(pid, increase int, user *User) {
 	const maxScore = 1000

@@ -16,7 +16,7 @@ import (
 	"cloudnative.tw/drover/test/tier"
 )
 
-// diskImage is a container disk with Debian, which has no boot loader.
+// diskImage is a container disk with a Debian that lacks a boot loader.
 const diskImage = "drover.test/containerdisks/debian:12"
 
 // TestRelease follows "Three commands" of docs/cluster.md with the files of a release, until a user has logged in
