@@ -169,7 +169,7 @@ func (h *host) makeMachines(t *testing.T, image string) *kept {
 		case "simulated":
 			b = framework.NewVM(name).Driver("fake")
 		case "container":
-			b.Resource(api.ResourceMemory, "128M").Image("drover://built-in")
+			b.Resource(api.ResourceMemory, "128Mi").Image("drover://built-in")
 		}
 		k.vms[name] = h.create(t, b)
 	}
