@@ -75,7 +75,9 @@ stage_package() {
 	mkdir "${stage}/examples"
 	cp examples/*.yaml "${stage}/examples/"
 	cp docs/*.md "${stage}/doc/"
-	gzip --best --no-name <CHANGELOG.md >"${stage}/doc/changelog.gz"
+	gzip --best --no-name <CHANGELOG.md >"${stage}/doc/CHANGELOG.md.gz"
+	printf 'drover (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.gz.\n\n -- The Drover Authors <drover@cloudnative.tw>  %s\n' \
+		"${version/-/\~}" "$(LC_ALL=C date --utc --date="@${time}" --rfc-email)" | gzip --best --no-name >"${stage}/doc/changelog.gz"
 	gzip --best --no-name <"${stage}/NOTICES" >"${stage}/doc/NOTICES.gz"
 	cp config/debian/copyright "${stage}/doc/copyright"
 	bin/kubectl-vm completion bash >"${stage}/completions/kubectl-vm"
