@@ -45,7 +45,7 @@ drop_outdated() {
 	done
 }
 
-# set_time sets the time of all files of the release: of the manifest, else of the last commit, which it names.
+# set_time sets the time of all files of the release: of the manifest, else of the last commit.
 set_time() {
 	if [[ -n "${expected}" ]]; then
 		time="$(sed -n 's/^  "time": \([0-9]*\),$/\1/p' "${expected}")"
@@ -55,7 +55,6 @@ set_time() {
 	fi
 	export SOURCE_DATE_EPOCH="${time}"
 	touch --date="@${time}" "${stage}/time"
-	git describe --always --abbrev=40 --exclude='*' --dirty >"${stage}/commit"
 }
 
 # stage_programs copies the programs for amd64, and builds those that clients and clusters of arm64 have.
@@ -148,6 +147,7 @@ export GOFLAGS="-trimpath -buildvcs=false"
 [[ -n "${expected}" || "${SOURCES:-yes}" == no ]] || drop_outdated
 make VERSION="${version}" build guest
 set_time
+git describe --always --abbrev=40 --exclude='*' --dirty >"${stage}/commit"
 stage_programs
 machine="$(hack/machine-root.sh)"
 cp "${machine}/debs" "${stage}/machine-packages"

@@ -43,7 +43,7 @@ cpus: 1
 memoryBytes: 201326592
 accelerator: tcg
 rootDisk: {folder: /disk, image: /image/disk, sizeBytes: 67108864}
-kernel: {file: /image/vmlinuz, initrd: /image/initrd, cmdline: console=ttyS0 quiet panic=-1 no_timer_check}
+kernel: {file: /image/vmlinuz, initrd: /image/initrd, cmdline: ` + framework.GuestCmdline + `}
 forwards: [{port: 80}]
 cloudInit: /cloud-init
 gracePeriodSeconds: 60

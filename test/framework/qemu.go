@@ -83,6 +83,9 @@ type LinuxGuest struct {
 // programs each interrupt separately stops forever when one is lost.
 const GuestCmdline = "console=ttyS0 quiet panic=-1 no_timer_check nohz=off highres=off"
 
+// DebianCmdline is a command line of the kernel for the guest of DebianGuest under TCG.
+const DebianCmdline = "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check"
+
 // builtGuestEnv is the variable with the folder of a Linux guest that is already built.
 const builtGuestEnv = "DROVER_TEST_LINUX_GUEST"
 

@@ -156,7 +156,7 @@ func TestSSHToMachine(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.out), vm); err != nil {
 		t.Fatalf("%v: %s", err, r.errs)
 	}
-	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check"}
+	vm.Spec.Image.Kernel = &api.Kernel{Source: filepath.Join(guest, "vmlinuz"), Initrd: filepath.Join(guest, "initrd.img"), Cmdline: framework.DebianCmdline}
 	vm, err := u.cluster.VMsIn("default").Create(t.Context(), vm, metav1.CreateOptions{})
 	assert.NoError(t, err)
 	t.Cleanup(func() { u.expectOutput(0, "virtualmachine.cloudnative.tw/web deleted\n", "", "delete", "web", "--yes") })

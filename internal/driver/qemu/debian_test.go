@@ -130,7 +130,7 @@ func debianSpec(e *engine, dir string) driver.ServerSpec {
 	spec.Name, spec.CPUMilli, spec.MemoryBytes = "debian-guest", 2000, 1<<30
 	spec.RootDiskBytes = 3 << 30
 	spec.Image = driver.Image{Source: filepath.Join(dir, "debian.img"), Kernel: &driver.Kernel{
-		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check",
+		Source: filepath.Join(dir, "vmlinuz"), Initrd: filepath.Join(dir, "initrd.img"), Cmdline: framework.DebianCmdline,
 	}}
 	return spec
 }

@@ -146,9 +146,9 @@ func Start(cmd *exec.Cmd, p Policy) error {
 	return err
 }
 
-// raiseOOMScore raises the score of a process. Its file belongs to root until the process has begun the program, then
-// to the user, and to root again once the program protects its memory; root may lack CAP_DAC_OVERRIDE. The process
-// may have ended already, and then it does nothing.
+// raiseOOMScore raises the score of a process. It writes as the owner of the process's oom_score_adj, since root may
+// lack CAP_DAC_OVERRIDE: that is root until execve completes, then the user, and root again if the program makes itself
+// not dumpable. The process may have ended already, and then raiseOOMScore does nothing.
 func raiseOOMScore(pid, increase int, user *User) {
 	const maxScore = 1000
 	inherited := 0

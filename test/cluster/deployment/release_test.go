@@ -64,7 +64,7 @@ func bootByKernel(t *testing.T, path, manifest string) {
 	vm := &api.VirtualMachine{}
 	assert.NoError(t, json.Unmarshal([]byte(manifest), vm))
 	vm.Spec.Image.PullPolicy = api.PullNever
-	vm.Spec.Image.Kernel = &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd.img", Cmdline: "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check"}
+	vm.Spec.Image.Kernel = &api.Kernel{Source: "/vmlinuz", Initrd: "/initrd.img", Cmdline: framework.DebianCmdline}
 	content, err := json.Marshal(vm)
 	assert.NoError(t, err)
 	assert.NoError(t, os.WriteFile(path, content, 0o600))
